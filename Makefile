@@ -29,13 +29,13 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP)-demo: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable .
+	$(BIN)/python -m pip install --quiet --quiet --editable .
 	touch $@
 
 # torchattacks pins an old requests, so it is installed without its dependencies (it is a parity peer only).
 $(STAMP)-test: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[test,lint]'
-	$(BIN)/python -m pip install --quiet --no-deps 'torchattacks>=3.5.1'
+	$(BIN)/python -m pip install --quiet --quiet --editable '.[test,lint]'
+	$(BIN)/python -m pip install --quiet --quiet --no-deps 'torchattacks>=3.5.1'
 	touch $@ $(STAMP)-demo
 
 clean:

@@ -57,10 +57,10 @@ def seeded(*key: int | str) -> Iterator[None]:
 def environment() -> dict[str, str | int]:
     """The versions and hardware that a result depends on, for the record."""
     packages = ("diffattn", "torch", "timm", "numpy", "lightning-fabric")
-    found: dict[str, str | int] = {
-        name: metadata.version(name) for name in packages if _is_installed(name)
-    }
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    found: dict[str, str | int] = {name: metadata.version(name) for name in packages if _is_installed(name)}
+    device = (
+        torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    )
     return found | {
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",

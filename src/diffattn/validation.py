@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ def check_images(images: Tensor, *, name: str = "images") -> None:
     if images.numel() == 0:
         raise ValueError(f"{wanted}; got an empty batch of shape {tuple(images.shape)}")
     low, high = (bound.item() for bound in torch.aminmax(images.detach()))
-    if not (low == low and high == high):
+    if math.isnan(low) or math.isnan(high):
         raise ValueError(f"{wanted}; got NaN pixels")
     if low < -PIXEL_SLACK or high > 1 + PIXEL_SLACK:
         raise ValueError(

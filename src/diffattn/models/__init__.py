@@ -1,0 +1,1 @@
+"""Models: attention layers, transformers, checkpoints, and the recording of what attention does."""

@@ -1,0 +1,160 @@
+"""Differential attention, first version (Ye et al., arXiv 2410.05258): softmax minus lambda times softmax."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from diffattn.config import require
+from diffattn.models.attention.base import (
+    ATTENTION,
+    Attention,
+    Branches,
+    ScoreOperators,
+    hidden_entries,
+    masked_softmax,
+    merge_heads,
+)
+
+SUB_NORM_EPS = 1e-5
+LAMBDA_STD = 0.1
+
+
+def depth_lambda_init(layer_index: int) -> float:
+    """The V1 schedule 0.8 - 0.6 exp(-0.3 l) for layer l counted from 0: 0.2, 0.356, 0.471, ..."""
+    return 0.8 - 0.6 * math.exp(-0.3 * layer_index)
+
+
+@ATTENTION.register("differential")
+class DifferentialAttention(Attention):
+    """Differential attention V1.
+
+    For output head i with the adjacent pair of query-key heads (2i, 2i+1), d = C / (2 H), v = 2 d:
+
+        A = softmax(Q_2i K_2i' / sqrt(d)) - lambda softmax(Q_2i+1 K_2i+1' / sqrt(d))
+        lambda = exp(lambda_q1 . lambda_k1) - exp(lambda_q2 . lambda_k2) + lambda_init
+        output = merge((1 - lambda_init) RMSNorm(A V_i)) W_O
+
+    lambda is one number a layer and unrestricted; the norm (eps 1e-5, affine) is one, shared by the heads. With
+    the same C and half the heads, the layer has the softmax layer's parameters plus 4 d + 2 d.
+
+    Args:
+        embed_dim: width C; a multiple of `2 * num_heads`.
+        num_heads: number of **output** heads H: half of the softmax layer's it replaces.
+        layer_index: position l of the layer in the model, from 0; used by `lambda_init="depth"`.
+        lambda_init: a finite number, or "depth" for the schedule above.
+        qkv_bias: biases of the query, key and value projections (none in the reference).
+        proj_bias: bias of the output projection (none in the reference).
+        attn_dropout: of each map before the subtraction; see `Attention`.
+        proj_dropout: see `Attention`.
+
+    Raises:
+        ValueError: for an impossible head count or `lambda_init`.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        layer_index: int = 0,
+        lambda_init: float | str = "depth",
+        qkv_bias: bool = False,
+        proj_bias: bool = False,
+        attn_dropout: float = 0.0,
+        proj_dropout: float = 0.0,
+    ) -> None:
+        super().__init__(embed_dim, num_heads, attn_dropout=attn_dropout, proj_dropout=proj_dropout)
+        require(
+            embed_dim % (2 * num_heads) == 0,
+            f"differential attention needs embed_dim % (2 * num_heads) == 0; got embed_dim={embed_dim}, "
+            f"num_heads={num_heads} (num_heads counts output heads, half of the softmax layer's)",
+        )
+        self.layer_index = layer_index
+        self.lambda_init = _resolve_lambda_init(lambda_init, layer_index)
+        self.head_dim = embed_dim // (2 * num_heads)
+        self.scale = self.head_dim**-0.5
+        self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
+        self.proj = nn.Linear(embed_dim, embed_dim, bias=proj_bias)
+        self.sub_norm = nn.RMSNorm(2 * self.head_dim, eps=SUB_NORM_EPS)
+        for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
+            vector = nn.Parameter(torch.empty(self.head_dim, dtype=torch.float32))
+            nn.init.normal_(vector, std=LAMBDA_STD)
+            self.register_parameter(name, vector)
+
+    def lambda_value(self) -> Tensor:
+        """The scalar lambda, computed in float32 or wider, differentiable."""
+        kind = torch.promote_types(self.lambda_q1.dtype, torch.float32)
+        first = torch.exp((self.lambda_q1.to(kind) * self.lambda_k1.to(kind)).sum())
+        second = torch.exp((self.lambda_q2.to(kind) * self.lambda_k2.to(kind)).sum())
+        return first - second + self.lambda_init
+
+    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, tokens, width = x.shape
+        query, key, value = self.qkv(x).view(batch, tokens, 3, width).unbind(dim=2)
+        maps = (batch, tokens, 2 * self.num_heads, self.head_dim)
+        heads = (batch, tokens, self.num_heads, 2 * self.head_dim)
+        return (
+            query.view(maps).transpose(1, 2),
+            key.view(maps).transpose(1, 2),
+            value.view(heads).transpose(1, 2),
+        )
+
+    def branches(self, x: Tensor, attn_mask: Tensor | None = None) -> Branches:
+        """Two softmax maps with weights 1 and -lambda, the adjacent maps (2i, 2i+1) of head i."""
+        query, key, value = self._project(x)
+        scores = (query * self.scale) @ key.transpose(-2, -1)
+        first, second = masked_softmax(scores, attn_mask, maps_per_head=2).unflatten(1, (-1, 2)).unbind(dim=2)
+        weights = (first.new_ones(()), -self.lambda_value().to(first.dtype))
+        mask = None if attn_mask is None else hidden_entries(attn_mask)
+        return Branches((first, second), weights, ("softmax", "softmax"), (value, value), mask)
+
+    def signed_sum(self, branches: Branches) -> Tensor:
+        """(A_1 - lambda A_2) V with one product by V."""
+        return torch.addcmul(branches.maps[0], branches.maps[1], branches.weights[1]) @ branches.values[0]
+
+    def fused_context(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
+        """The same by plain operations: its values are too wide for the fused kernels on CPU."""
+        return self.signed_sum(self.branches(x, attn_mask))
+
+    def output(self, context: Tensor) -> Tensor:
+        """merge((1 - lambda_init) RMSNorm(context)) W_O."""
+        normed = self.sub_norm(context) * (1.0 - self.lambda_init)
+        return self.proj_drop(self.proj(merge_heads(normed)))
+
+    def score_operators(self) -> ScoreOperators:
+        """Q, K by map, V and O by head; the sub-norm lies between V and O and is not among them."""
+        maps, heads, width = 2 * self.num_heads, self.num_heads, self.head_dim
+        query, key, value = self.qkv.weight.view(3, self.embed_dim, self.embed_dim)
+        biases: tuple[Tensor | None, ...] = (None, None, None)
+        if self.qkv.bias is not None:
+            bias = self.qkv.bias.view(3, self.embed_dim)
+            biases = (bias[0].view(maps, width), bias[1].view(maps, width), bias[2].view(heads, 2 * width))
+        return ScoreOperators(
+            query=query.view(maps, width, self.embed_dim),
+            key=key.view(maps, width, self.embed_dim),
+            value=value.view(heads, 2 * width, self.embed_dim),
+            output=self.proj.weight.view(self.embed_dim, heads, 2 * width),
+            query_bias=biases[0],
+            key_bias=biases[1],
+            value_bias=biases[2],
+            output_bias=self.proj.bias,
+            scale=self.scale,
+            map_head=tuple(index // 2 for index in range(maps)),
+            map_branch=(0, 1) * heads,
+        )
+
+    def extra_repr(self) -> str:
+        """Shape and lambda_init."""
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, lambda_init={self.lambda_init:.4g}"
+
+
+def _resolve_lambda_init(lambda_init: float | str, layer_index: int) -> float:
+    if lambda_init == "depth":
+        return depth_lambda_init(layer_index)
+    is_number = isinstance(lambda_init, int | float) and not isinstance(lambda_init, bool)
+    if not is_number or not math.isfinite(lambda_init):
+        raise ValueError(f"lambda_init must be a finite number or 'depth'; got {lambda_init!r}")
+    return float(lambda_init)
