@@ -44,7 +44,7 @@ def format_eps(eps: Fraction) -> str:
 def from_mapping(cls: type[T], values: Mapping[str, Any], *, what: str) -> T:
     """Make the dataclass `cls` from a mapping; an unknown key is an error that lists the known ones."""
     known = [item.name for item in dataclasses.fields(cls)]  # pyright: ignore[reportArgumentType]
-    unknown = sorted(set(values) - set(known))
+    unknown = sorted(str(key) for key in set(values) - set(known))
     if unknown:
         raise ValueError(f"{what} has no option {', '.join(unknown)}; it has {', '.join(known)}")
     return cls(**values)
@@ -138,3 +138,247 @@ class ViTConfig:
             object.__setattr__(self, name, values)
         require(min(self.std) > 0, f"std must be above 0; got {self.std}")
         object.__setattr__(self, "attention_options", dict(self.attention_options))
+
+
+def require_number(
+    name: str, value: Any, *, low: float = 0.0, high: float = math.inf, open_low: bool = False
+) -> None:
+    """Raise unless `value` is a finite number in [low, high], or in (low, high] with `open_low`."""
+    limits = f"{'above' if open_low else 'at least'} {low:g}" + (
+        f" and at most {high:g}" if high < math.inf else ""
+    )
+    require(
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and (low < value if open_low else low <= value)
+        and value <= high,
+        f"{name} must be a number {limits}; got {value!r}",
+    )
+
+
+def require_flag(name: str, value: Any) -> None:
+    """Raise unless `value` is True or False: the text "False" is not."""
+    require(isinstance(value, bool), f"{name} must be true or false; got {value!r}")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Which model is trained.
+
+    Args:
+        name: a name of the zoo, such as "diffvit_tiny_patch4_32".
+        overrides: what differs from the name's own configuration, such as `{"depth": 1, "lambda_init": 0.8}`.
+    """
+
+    name: str = "vit_micro_patch2_8"
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the fields and copy the mapping."""
+        require(isinstance(self.name, str) and bool(self.name), f"model.name must be a name; got {self.name!r}")
+        require(
+            isinstance(self.overrides, Mapping) and all(isinstance(key, str) for key in self.overrides),
+            f"model.overrides must be a mapping from option to value; got {self.overrides!r}",
+        )
+        object.__setattr__(self, "overrides", dict(self.overrides))
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Which images are trained on, and which are only looked at after each epoch.
+
+    Args:
+        name: a registered data set, a `.parquet` file or a folder of them.
+        split: the split trained on.
+        val_name: the data set of the validation images; None takes `name`.
+        val_split: the split that validation figures come from. No weights are chosen by them.
+        limit: the first so many rows of `split`; None takes all.
+        val_limit: the first so many rows of `val_split`; None takes all.
+        image_size: edge in pixels that images are resized to; None keeps them.
+        root: folder of the data sets; None reads the environment variable DIFFATTN_DATA.
+    """
+
+    name: str = "digits"
+    split: str = "train"
+    val_name: str | None = None
+    val_split: str = "test"
+    limit: int | None = None
+    val_limit: int | None = None
+    image_size: int | None = None
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("name", "split", "val_split", "val_name", "root"):
+            value = getattr(self, name)
+            require(
+                (isinstance(value, str) and bool(value)) or (value is None and name in ("val_name", "root")),
+                f"data.{name} must be text; got {value!r}",
+            )
+        for name in ("limit", "val_limit", "image_size"):
+            if getattr(self, name) is not None:
+                require_positive_integer(f"data.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW with linear warm-up and cosine decay, per step.
+
+    Args:
+        epochs: passes over the training images.
+        batch_size: images in a step, over all devices; the last step of an epoch may have fewer.
+        lr: learning rate at the end of the warm-up, above 0.
+        min_lr: where the cosine ends, in [0, lr].
+        warmup_epochs: length of the warm-up, in [0, epochs]; fractions count.
+        weight_decay: decoupled decay of weight matrices only, at least 0.
+        betas: decay of AdamW's two moments, each in [0, 1).
+        label_smoothing: share of the target spread over all classes, in [0, 1).
+        clip_norm: largest L2 norm of the whole gradient, above 0; None clips nothing.
+    """
+
+    epochs: int = 30
+    batch_size: int = 128
+    lr: float = 1e-3
+    min_lr: float = 0.0
+    warmup_epochs: float = 0.0
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    label_smoothing: float = 0.0
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check every field against its range."""
+        for name in ("epochs", "batch_size"):
+            require_positive_integer(f"optim.{name}", getattr(self, name))
+        require_number("optim.lr", self.lr, open_low=True)
+        require_number("optim.min_lr", self.min_lr, high=self.lr)
+        require_number("optim.warmup_epochs", self.warmup_epochs, high=self.epochs)
+        require_number("optim.weight_decay", self.weight_decay)
+        require_probability("optim.label_smoothing", self.label_smoothing)
+        if self.clip_norm is not None:
+            require_number("optim.clip_norm", self.clip_norm, open_low=True)
+        require(
+            isinstance(self.betas, tuple | list) and len(self.betas) == 2,
+            f"optim.betas must be two numbers; got {self.betas!r}",
+        )
+        for beta in self.betas:
+            require_probability("optim.betas", beta)
+        object.__setattr__(self, "betas", tuple(self.betas))
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What is done to a training image, keyed by (seed, epoch, index).
+
+    Args:
+        crop_padding: black pixels added on every side before a random crop back to the size; 0 crops nothing.
+        flip: mirror half of the images left to right.
+    """
+
+    crop_padding: int = 0
+    flip: bool = False
+
+    def __post_init__(self) -> None:
+        """Check both fields."""
+        require(
+            isinstance(self.crop_padding, int)
+            and not isinstance(self.crop_padding, bool)
+            and self.crop_padding >= 0,
+            f"augment.crop_padding must be an integer of at least 0; got {self.crop_padding!r}",
+        )
+        require_flag("augment.flip", self.flip)
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """Where training runs, in Lightning Fabric's words; a run may be resumed with another one.
+
+    Args:
+        accelerator: "auto", "cpu", "cuda", "mps", ...
+        devices: how many.
+        strategy: "auto", "ddp", "fsdp", ...
+    """
+
+    accelerator: str = "auto"
+    devices: int = 1
+    strategy: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("accelerator", "strategy"):
+            value = getattr(self, name)
+            require(isinstance(value, str) and bool(value), f"hardware.{name} must be a name; got {value!r}")
+        require_positive_integer("hardware.devices", self.devices)
+
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run: with the same machine it gives the same weights, bit for bit.
+
+    Args:
+        model: what is trained.
+        data: on which images.
+        optim: by which steps.
+        augment: with which changes to the images.
+        hardware: on which devices.
+        precision: "float32", or "bfloat16" (forward and backward in mixed precision, weights in float32).
+        seed: keys the initial weights, the order, the augmentation and dropout; at least 0.
+    """
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    precision: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the fields that are not checked by their own class."""
+        for item, cls in _TRAIN_PARTS.items():
+            value = getattr(self, item)
+            require(isinstance(value, cls), f"{item} must be a {cls.__name__}; got {value!r}")
+        require(self.precision in PRECISIONS, f"precision must be one of {PRECISIONS}; got {self.precision!r}")
+        require(
+            isinstance(self.seed, int) and not isinstance(self.seed, bool) and self.seed >= 0,
+            f"seed must be an integer of at least 0; got {self.seed!r}",
+        )
+
+
+_TRAIN_PARTS: dict[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "augment": AugmentConfig,
+    "hardware": HardwareConfig,
+}
+
+
+def train_config_from_mapping(values: Mapping[str, Any]) -> TrainConfig:
+    """Make a `TrainConfig` from nested mappings, as YAML and JSON give them.
+
+    Under `model`, every key but `name` and `overrides` is an override: `{"name": ..., "depth": 4}`; the zoo
+    refuses the ones it does not know when the model is made.
+
+    Raises:
+        ValueError: for an unknown key, listing the known ones, or a value out of range.
+    """
+    require(isinstance(values, Mapping), f"a training configuration must be a mapping; got {values!r}")
+    made = dict(values)
+    for part, cls in _TRAIN_PARTS.items():
+        if part not in made:
+            continue
+        options = made[part]
+        require(isinstance(options, Mapping), f"{part} must be a mapping; got {options!r}")
+        if part == "model":
+            overrides = options.get("overrides", {})
+            require(isinstance(overrides, Mapping), f"model.overrides must be a mapping; got {overrides!r}")
+            flat = {key: value for key, value in options.items() if key not in ("name", "overrides")}
+            kept = {"name": options["name"]} if "name" in options else {}
+            options = {**kept, "overrides": {**overrides, **flat}}
+        made[part] = from_mapping(cls, options, what=part)
+    return from_mapping(TrainConfig, made, what="a training configuration")
