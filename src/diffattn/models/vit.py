@@ -53,6 +53,9 @@ class VisionTransformer(nn.Module):
         name: the registered name it was built by, or ""; kept as `model.name`.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, config: ViTConfig, *, name: str = "") -> None:
         super().__init__()
         self.config = config

@@ -54,6 +54,11 @@ class DifferentialAttention(Attention):
         ValueError: for an impossible head count or `lambda_init`.
     """
 
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
+
     def __init__(
         self,
         embed_dim: int,
@@ -154,7 +159,6 @@ class DifferentialAttention(Attention):
 def _resolve_lambda_init(lambda_init: float | str, layer_index: int) -> float:
     if lambda_init == "depth":
         return depth_lambda_init(layer_index)
-    is_number = isinstance(lambda_init, int | float) and not isinstance(lambda_init, bool)
-    if not is_number or not math.isfinite(lambda_init):
-        raise ValueError(f"lambda_init must be a finite number or 'depth'; got {lambda_init!r}")
-    return float(lambda_init)
+    if isinstance(lambda_init, int | float) and not isinstance(lambda_init, bool) and math.isfinite(lambda_init):
+        return float(lambda_init)
+    raise ValueError(f"lambda_init must be a finite number or 'depth'; got {lambda_init!r}")
