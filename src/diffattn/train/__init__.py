@@ -1,0 +1,1 @@
+"""Training: objectives, optimiser, augmentation, resumable state and the loop."""
