@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from diffattn.config import require
 from diffattn.models.attention.base import (
@@ -126,7 +127,10 @@ class DifferentialAttention(Attention):
 
     def output(self, context: Tensor) -> Tensor:
         """merge((1 - lambda_init) RMSNorm(context)) W_O."""
-        normed = self.sub_norm(context) * (1.0 - self.lambda_init)
+        # Under autocast the context is narrower than the norm's weight, and mixed types have no fused kernel.
+        weight = self.sub_norm.weight.to(context.dtype)
+        normed = F.rms_norm(context, self.sub_norm.normalized_shape, weight, self.sub_norm.eps)
+        normed = normed * (1.0 - self.lambda_init)
         return self.proj_drop(self.proj(merge_heads(normed)))
 
     def score_operators(self) -> ScoreOperators:
