@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -126,8 +126,8 @@ ATTACKS: Registry[Callable[..., Attack]] = Registry("attack")
 def guarded(model: Model, *key: int | str) -> Iterator[None]:
     """Differentiate through a model and leave no trace in it, whatever happens inside.
 
-    Inside, gradients are on, inference mode is off, the parameters of an `nn.Module` are frozen and the
-    global generators are seeded by the key. Afterwards `requires_grad`, every buffer (batch-norm statistics of
+    Inside, gradients are on, inference mode and autocast are off, the parameters of an `nn.Module` are frozen
+    and the global generators are seeded by the key. Afterwards `requires_grad`, every buffer (batch-norm statistics of
     a model in train mode), the generators and the modes are what they were; train and eval flags, and `.grad`,
     are never touched.
 
@@ -142,7 +142,7 @@ def guarded(model: Model, *key: int | str) -> Iterator[None]:
             "the model's parameters must be normal tensors; got inference tensors: "
             "build or load the model outside torch.inference_mode()"
         )
-    with torch.inference_mode(False), torch.enable_grad(), seeded(*key):
+    with torch.inference_mode(False), torch.enable_grad(), _no_autocast(), seeded(*key):
         before = [buffer.detach().clone() for _, _, buffer in slots]
         try:
             for parameter, _ in parameters:
@@ -155,6 +155,16 @@ def guarded(model: Model, *key: int | str) -> Iterator[None]:
                 for (module, name, buffer), value in zip(slots, before, strict=True):
                     buffer.copy_(value)
                     module._buffers[name] = buffer
+
+
+@contextmanager
+def _no_autocast() -> Iterator[None]:
+    """Turn the caller's autocast off, on the CPU and on the accelerator; it would reach a backward pass too."""
+    accelerator = torch.accelerator.current_accelerator()
+    with ExitStack() as stack:
+        for device_type in {"cpu", accelerator.type if accelerator else "cpu"}:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
+        yield
 
 
 def logits_of(model: Model, points: Tensor) -> Tensor:

@@ -128,6 +128,8 @@ class Ledger:
 
     def note_non_finite(self, points: Tensor, index: Tensor, bad: Tensor) -> None:
         """Take note of samples whose logits or gradient are not finite, and keep the first such point."""
+        if not bad.any():
+            return
         first = bad & ~self.non_finite[index] & ~self.broken[index]
         self.kept[index[first]] = points[first]
         self.prediction[index[first]] = -1

@@ -1,0 +1,12 @@
+"""Attack tests run thousands of passes of tiny models: one thread is fastest by far."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True, scope="package")
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
