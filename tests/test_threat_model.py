@@ -84,7 +84,7 @@ def test_a_point_inside_does_not_move(threat):
     reach=st.sampled_from([0.001, 0.1, 1.0, 1e4]),
     seed=st.integers(0, 10_000),
 )
-def test_a_projection_never_leaves_the_budget_nor_the_box(kind, eps, dtype, side, reach, seed):
+def test_a_projection_never_leaves_the_budget_nor_the_box(kind, eps, *, dtype, side, reach, seed):
     threat = kind(eps)
     center = pixels(4, 3, side, side, dtype=dtype, seed=seed)
     center[0] = center[0].round()  # corners of the box

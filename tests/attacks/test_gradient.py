@@ -297,8 +297,25 @@ def test_progress_counts_up_to_its_total():
     model, images, labels = linear_problem()
     for threat in (Linf("1e-6"), Linf(0.3)):
         seen = []
-        PGD(steps=2, restarts=2)(
-            model, images, labels, threat, batch_size=16, progress=lambda *pair: seen.append(pair)
-        )
+
+        def note(done, total, seen=seen):
+            seen.append((done, total))
+
+        PGD(steps=2, restarts=2)(model, images, labels, threat, batch_size=16, progress=note)
         assert seen == sorted(seen)
         assert seen[-1] == (80, 80)
+
+
+@pytest.mark.parametrize("batch_size", [1, 64])
+def test_the_loss_is_summed_so_that_a_large_batch_does_not_underflow(batch_size):
+    model, images, labels = small_network()
+    received = []
+
+    def watched(logits, labels, targets):
+        values = nn.functional.cross_entropy(logits, labels, reduction="none")
+        if values.requires_grad:
+            values.register_hook(lambda gradient: received.append(gradient.clone()))
+        return values
+
+    PGD(steps=1, loss=watched)(model, images, labels, Linf("1e-6"), batch_size=batch_size)
+    assert torch.equal(torch.cat(received), torch.ones(64))

@@ -127,9 +127,9 @@ def guarded(model: Model, *key: int | str) -> Iterator[None]:
     """Differentiate through a model and leave no trace in it, whatever happens inside.
 
     Inside, gradients are on, inference mode and autocast are off, the parameters of an `nn.Module` are frozen
-    and the global generators are seeded by the key. Afterwards `requires_grad`, every buffer (batch-norm statistics of
-    a model in train mode), the generators and the modes are what they were; train and eval flags, and `.grad`,
-    are never touched.
+    and the global generators are seeded by the key. Afterwards `requires_grad`, every buffer (batch-norm
+    statistics of a model in train mode), the generators and the modes are what they were; train and eval flags,
+    and `.grad`, are never touched.
 
     Raises:
         ValueError: if the model's parameters or buffers were made under `torch.inference_mode()`.
