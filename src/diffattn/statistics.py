@@ -34,9 +34,9 @@ def wilson_interval(successes: int, n: int, *, confidence: float = 0.95) -> Inte
     _check_confidence(confidence)
     if n == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
-    from scipy.stats import norm
+    from scipy.special import ndtri
 
-    z = float(norm.ppf(0.5 + confidence / 2))
+    z = float(ndtri(0.5 + confidence / 2))
     share = successes / n
     centre = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
