@@ -1,0 +1,1 @@
+"""Estimates of how attention reacts to its input: branch gradients and their alignment, Lipschitz constants."""
