@@ -113,10 +113,10 @@ def summarise(table: pl.DataFrame, *, seed: int = 0) -> list[dict[str, Any]]:
 
     Returns:
         One dict a group, in the table's order: layer, index, head (int or "all"), wrt, reading, lambda, n, probes
-        (int or "exact"), and the means norm_1, norm_2, norm_combined, rho, lambda_rho, cos_theta as
-        {"value", "low", "high", "n"} with 95 % bootstrap intervals over samples, negative_share: the share of
-        samples with cos_theta < 0, with its Wilson interval. A figure that no sample has is None; "n" of a figure
-        counts the samples that have it.
+        (0 when exact), and the means norm_1, norm_2, norm_combined, rho, lambda_rho, cos_theta as
+        {"value", "low", "high"} with 95 % bootstrap intervals over samples; negative_share: the share of samples
+        with cos_theta < 0, with its Wilson interval. Means and shares are over the samples that have the figure
+        (a zero gradient has no cos_theta); one that no sample has is None.
     """
     rows = []
     for key, group in table.group_by(_GROUP, maintain_order=True):
@@ -132,7 +132,7 @@ def summarise(table: pl.DataFrame, *, seed: int = 0) -> list[dict[str, Any]]:
                 "reading": place["reading"],
                 "lambda": place["lambda"],
                 "n": group.height,
-                "probes": "exact" if probes is None else probes,
+                "probes": 0 if probes is None else probes,
                 **{name: _mean(group[name], seed) for name in _SUMMARY},
                 "negative_share": _share(group["cos_theta"] < 0),
             }
@@ -179,15 +179,15 @@ def _ratio(above: pl.Expr, below: pl.Expr) -> pl.Expr:
     return pl.when(below > 0).then(above / below)
 
 
-def _mean(values: pl.Series, seed: int) -> dict[str, float | int] | None:
+def _mean(values: pl.Series, seed: int) -> dict[str, float] | None:
     found = values.drop_nulls().to_numpy()
     return _as_dict(bootstrap_interval(found, seed=seed)) if len(found) else None
 
 
-def _share(flags: pl.Series) -> dict[str, float | int] | None:
+def _share(flags: pl.Series) -> dict[str, float] | None:
     found = flags.drop_nulls()
     return _as_dict(wilson_interval(int(found.sum()), len(found))) if len(found) else None
 
 
-def _as_dict(interval: Interval) -> dict[str, float | int]:
-    return {"value": interval.value, "low": interval.low, "high": interval.high, "n": interval.n}
+def _as_dict(interval: Interval) -> dict[str, float]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}
