@@ -1,0 +1,1 @@
+"""The report: record directories in, figures and one self-contained HTML page out."""
