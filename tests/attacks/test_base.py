@@ -180,6 +180,8 @@ def test_half_precision_logits_are_widened():
 
 def test_guarded_turns_everything_on_and_back():
     model, _, _ = problem()
+    with torch.no_grad(), guarded(model, 0, "test"):
+        assert torch.is_grad_enabled()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
         with guarded(model, 0, "test"):
             assert torch.is_grad_enabled()

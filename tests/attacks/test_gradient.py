@@ -125,9 +125,26 @@ def test_only_survivors_go_on():
     assert 0 < result.survived < 40
     assert sizes[-1] == result.survived
     assert sum(sizes) == result.forwards.sum()
-    assert (
-        result.forwards[result.status == "broken"].max() <= result.forwards[result.status == "survived"].min() + 2
-    )
+    # What the first restart broke takes no further pass.
+    first = PGD(steps=10, step_size=0.01)(model, images, labels, Linf(eps))
+    early = first.status == "broken"
+    assert early.any()
+    assert (result.forwards[early] == first.forwards[early]).all()
+    assert (result.backwards[early] == first.backwards[early]).all()
+
+
+def test_every_restart_starts_elsewhere():
+    model, images, labels = linear_problem()
+    seen = []
+
+    def watched(x):
+        seen.append(x.detach().clone())
+        return model(x)
+
+    PGD(steps=1, restarts=3)(watched, images, labels, Linf("1e-6"))
+    starts = seen[-6::2]  # a start and an end each
+    assert all(len(start) == 40 for start in starts)
+    assert not any(torch.equal(starts[a], starts[b]) for a, b in ((0, 1), (0, 2), (1, 2)))
 
 
 def small_network(dtype=torch.float32):
@@ -187,6 +204,18 @@ def test_a_survivor_keeps_its_point_of_highest_loss():
     assert stands.any()
     assert (loss > clean)[stands].all()
     assert (result.prediction[stands.numpy()] == labels[stands].numpy()).all()
+
+
+def test_the_highest_loss_counts_not_the_last():
+    model, images, labels = linear_problem(dtype=torch.float32)
+    calls = []
+
+    def falling(logits, labels, targets):  # lower at every call, whatever the point
+        calls.append(len(labels))
+        return nn.functional.cross_entropy(logits, labels, reduction="none") - len(calls)
+
+    result = PGD(loss=falling, steps=3, random_start=False)(model, images, labels, Linf("1e-6"))
+    assert torch.equal(result.adversarial, images)
 
 
 def test_bfloat16_search_claims_nothing_that_float32_denies():

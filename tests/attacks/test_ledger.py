@@ -81,7 +81,8 @@ def test_an_error_at_one_point_gives_way_to_a_break_at_another():
     assert (model(result.adversarial).argmax(dim=1) != labels).all()
 
 
-def test_a_non_finite_gradient_is_an_error_unless_the_rest_breaks_it():
+@pytest.mark.parametrize(("small", "large"), [(Linf("1e-6"), Linf(0.4)), (L2("1e-6"), L2(2))])
+def test_a_non_finite_gradient_is_an_error_unless_the_rest_breaks_it(small, large):
     model, images, labels = problem()
 
     class BadGradient(torch.autograd.Function):
@@ -98,12 +99,12 @@ def test_a_non_finite_gradient_is_an_error_unless_the_rest_breaks_it():
     def wrapped(x):
         return model(BadGradient.apply(x))
 
-    small = PGD(steps=3)(wrapped, images, labels, Linf("1e-6"))
-    assert (small.status == "error").all()
-    large = PGD(steps=3, random_start=False)(wrapped, images, labels, Linf(0.4))
-    assert (large.status == "broken").all()
-    assert large.adversarial.isfinite().all()
-    assert "non_finite: 12 of 12 samples met non-finite logits or gradients" in large.flags
+    stuck = PGD(steps=3)(wrapped, images, labels, small)
+    assert (stuck.status == "error").all()
+    result = PGD(steps=3, random_start=False)(wrapped, images, labels, large)
+    assert (result.status == "broken").all()
+    assert result.adversarial.isfinite().all()
+    assert "non_finite: 12 of 12 samples met non-finite logits or gradients" in result.flags
 
 
 def test_what_lies_outside_the_budget_never_counts():
@@ -114,9 +115,23 @@ def test_what_lies_outside_the_budget_never_counts():
             return points
 
     assert (PGD()(model, images, labels, Linf(0.4)).status == "broken").all()
-    for leaky in (Leaky("1e-6"), Leaky(0.999)):  # beyond the ball, beyond the box
-        result = PGD(steps=3, step_size=50, random_start=False)(model, images, labels, leaky)
+    for leaky, step_size in ((Leaky("1e-6"), 0.3), (Leaky(0.999), 0.9)):  # beyond the ball, beyond the box
+        result = PGD(steps=1, step_size=step_size, random_start=False)(model, images, labels, leaky)
+        assert (model(result.adversarial).argmax(dim=1) != labels).all()
         assert (result.status == "survived").all()
+
+
+def test_the_prediction_of_a_refuted_claim_is_the_recomputed_one():
+    model, images, labels = problem(n=8)
+    calls = []
+
+    def moody(x):  # the clean images and their probe, then one bad answer, then the truth
+        calls.append(len(x))
+        return model(x).flip(1) if len(calls) == 3 else model(x)
+
+    result = PGD(steps=1)(moody, images, labels, Linf("1e-6"))
+    assert (result.status == "survived").all()
+    assert (result.prediction == labels.numpy()).all()
 
 
 @pytest.mark.parametrize("threat", [Linf("4/255"), L2(0.05)])
