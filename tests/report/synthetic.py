@@ -67,6 +67,7 @@ def make_record(
     error: int = 0,
     flags: tuple[str, ...] = (),
     bare: bool = False,
+    figures: bool = True,
 ) -> AuditRecord:
     """A record of a softmax model, or of a differential one with two branches.
 
@@ -82,15 +83,17 @@ def make_record(
         error: samples that ended in an error under each attack.
         flags: of the last attack.
         bare: leave out all that may be absent.
+        figures: whether there is more than one figure of a kind.
     """
     rng = np.random.default_rng(seed)
     total, correct = 2000, 1043
     attacks = []
-    for attack, norm, budgets in (
+    kinds = (
         ("pgd", "Linf", BUDGETS),
         ("fgsm", "Linf", BUDGETS),
         ("pgd", "L2", (("0.25", 0.25), ("0.5", 0.5))),
-    ):
+    )
+    for attack, norm, budgets in kinds if figures else kinds[:1]:
         for index, eps in enumerate(budgets):
             share = 1 - (1 - strength * (0.8 if attack == "fgsm" else 1)) ** (index + 1)
             broken = min(int(correct * share), correct - error)
@@ -127,14 +130,14 @@ def make_record(
         ),
         clean=CleanFacts(total, correct, clean.value, clean.low, clean.high),
         attacks=tuple(attacks),
-        sensitivity=() if bare else _sensitivity(rng, depth, differential),
-        lipschitz=() if bare else _lipschitz(rng, depth, differential),
+        sensitivity=() if bare else _sensitivity(rng, depth, differential)[: None if figures else 4 * depth],
+        lipschitz=() if bare else _lipschitz(rng, depth, differential)[: None if figures else depth],
         reference=None if bare or not differential else _reference(rng, depth),
         examples=() if bare else facts,
         samples=_samples(attacks),
         sensitivity_table=None if bare else pl.DataFrame({"layer": ["blocks.0.attn"], "cos_theta": [0.1]}),
         tensors={} if bare else tensors,
-        history=() if bare else _history(rng, strength),
+        history=() if bare or not figures else _history(rng, strength),
     )
 
 

@@ -100,7 +100,7 @@ def overlap(one: AttackFacts, other: AttackFacts) -> bool:
     return one_low <= other_high and other_low <= one_high
 
 
-def compare(first: int, second: int, rows: Sequence[Setting], names: Sequence[str]) -> str:
+def compare(first: int, second: int, rows: Sequence[Setting], names: Sequence[str], *, brief: bool = False) -> str:
     """One sentence or two: which of two models breaks more, where, by how much and how sure that is.
 
     Args:
@@ -108,6 +108,7 @@ def compare(first: int, second: int, rows: Sequence[Setting], names: Sequence[st
         second: place of the other.
         rows: from `settings`.
         names: of all models.
+        brief: leave out both models' own figures where the difference is clear.
     """
     shared = []
     for row in rows:
@@ -134,7 +135,8 @@ def compare(first: int, second: int, rows: Sequence[Setting], names: Sequence[st
     ends = sorted((abs(gap[1]), abs(gap[2])))
     direction = "more" if gap[0] > 0 else "fewer"
     lead = _lead((one, other), row, more=more, fewer=len(clear) - more, shared=len(shared))
-    return f"{lead} {points} {direction} [{100 * ends[0]:.1f}, {100 * ends[1]:.1f}] ({detail})."
+    interval = percent_interval(*ends)
+    return f"{lead} {points} {direction} {interval}{'' if brief else f' ({detail})'}."
 
 
 def alone(rows: Sequence[Setting], name: str) -> str:

@@ -62,7 +62,7 @@ def asr_figure(attacks: Sequence[tuple[Look, Sequence[AttackFacts]]], *, title: 
                 [place(one.eps_value) + shift for one in ordered],
                 [
                     None if one.asr is None else _percent(Measured(one.asr, one.asr_low, one.asr_high))
-                    for one in found
+                    for one in ordered
                 ],
                 f"{_name(look.name)} (n = {n})",
             )

@@ -53,7 +53,9 @@ def render_report(records: Sequence[AuditRecord], *, title: str | None = None) -
     if len(records) == 1:
         sentences = [comparison.alone(rows, names[0])]
     else:
-        sentences = [comparison.compare(0, place, rows, names) for place in range(1, len(records))]
+        sentences = [
+            comparison.compare(0, place, rows, names, brief=len(records) > 3) for place in range(1, len(records))
+        ]
     return (
         _environment()
         .get_template("report.html.j2")
@@ -77,6 +79,7 @@ def _sections(records: Sequence[AuditRecord], rows: Sequence[comparison.Setting]
         sensitivity.append(
             {
                 "words": panels.reading_words(reading),
+                "by": panels.reading_by(reading),
                 "alignment": panels.alignment_panels(pen, records, look, reading),
                 "gradients": panels.gradient_panels(pen, records, look, reading),
             }

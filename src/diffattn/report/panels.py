@@ -76,8 +76,13 @@ def readings(records: Sequence[AuditRecord]) -> list[Reading]:
 def reading_words(reading: Reading) -> str:
     """A reading as a caption says it."""
     what = "Jacobian of the maps" if reading[0] == "jacobian" else "gradient of the loss through each branch"
-    by = "the layer's input" if reading[1] == "input" else "the pixels"
-    return f"{what}, with respect to {by}, λ {'held fixed' if reading[2] == 'frozen' else 'differentiated too'}"
+    weight = "held fixed" if reading[2] == "frozen" else "differentiated too"
+    return f"{what}, with respect to {reading_by(reading)}, λ {weight}"
+
+
+def reading_by(reading: Reading) -> str:
+    """What a reading differentiates by, in words."""
+    return "the layer's input" if reading[1] == "input" else "the pixels"
 
 
 def alignment_panels(
@@ -124,13 +129,13 @@ def gradient_panels(
         if lines:
             n = max(row.n for row in rows)
             drawn.append((look, n, lines if _has_values(second) else lines[:1]))
-    norm = "Frobenius norm" if reading[0] == "jacobian" else "norm of the loss gradient"
+    norm = "Frobenius norm of the Jacobian" if reading[0] == "jacobian" else "norm of the loss gradient"
     everything = [line for _, _, lines in drawn for line in lines]
     panels = []
     for look, n, lines in drawn:
         figure = layer_figure(
             lines,
-            title=f"{shorten(look.name, 26)}: gradient norms (n = {n})",
+            title=f"{shorten(look.name, 34)} (n = {n})",
             ylabel=norm,
             positive=True,
             alongside=everything,

@@ -37,10 +37,13 @@ class MapColumn:
     bar: str = ""
 
 
-def image_uri(image: np.ndarray) -> str:
-    """An image [1 or 3, height, width] in [0, 1] as a PNG data URI, one pixel a pixel."""
+def image_uri(image: np.ndarray, *, most: int | None = None) -> str:
+    """An image [1 or 3, height, width] in [0, 1] as a PNG data URI, one pixel a pixel, or `most` pixels an edge."""
     pixels = np.rint(np.clip(image, 0.0, 1.0) * 255).astype(np.uint8)
-    return _png(pixels[0] if pixels.shape[0] == 1 else np.moveaxis(pixels, 0, -1))
+    picture = Image.fromarray(np.ascontiguousarray(pixels[0] if len(pixels) == 1 else np.moveaxis(pixels, 0, -1)))
+    if most is not None:
+        picture.thumbnail((most, most), Image.Resampling.BOX)
+    return _png(picture)
 
 
 def magnified(clean: np.ndarray, adversarial: np.ndarray, limit: float | None) -> tuple[np.ndarray, float | None]:
@@ -118,7 +121,7 @@ def _column(
 def colored_uri(grid: np.ndarray, low: float, high: float, colors: str) -> str:
     """A matrix through a colour map from `low` to `high`, as a PNG data URI."""
     share = (grid.astype(np.float64) - low) / ((high - low) or 1.0)
-    return _png(matplotlib.colormaps[colors](share, bytes=True)[..., :3])
+    return _png(Image.fromarray(np.ascontiguousarray(matplotlib.colormaps[colors](share, bytes=True)[..., :3])))
 
 
 def _reduced(matrix: np.ndarray) -> np.ndarray:
@@ -131,7 +134,7 @@ def _reduced(matrix: np.ndarray) -> np.ndarray:
     return matrix
 
 
-def _png(pixels: np.ndarray) -> str:
+def _png(picture: Image.Image) -> str:
     content = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(content, format="PNG", optimize=True)
+    picture.save(content, format="PNG", optimize=True)
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
+NO_BREAK = "\N{NO-BREAK SPACE}"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _KEPT = "\n\t"
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
@@ -45,14 +46,14 @@ def distinct(names: Sequence[str], *, longest: int = 60) -> list[str]:
 
 def percent(share: float | None, digits: int = 1) -> str:
     """A share as a percentage, a dash for None."""
-    return "–" if share is None else f"{100 * share:.{digits}f} %"
+    return "–" if share is None else f"{100 * share:.{digits}f}{NO_BREAK}%"
 
 
 def percent_interval(low: float | None, high: float | None, digits: int = 1) -> str:
-    """An interval of shares in percent: `[48.1, 53.9]`; empty where an end is missing."""
+    """An interval of shares in percent, such as [48.1, 53.9]; empty where an end is missing."""
     if low is None or high is None:
         return ""
-    return f"[{100 * low:.{digits}f}, {100 * high:.{digits}f}]"
+    return f"[{100 * low:.{digits}f},{NO_BREAK}{100 * high:.{digits}f}]"
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -17,6 +17,8 @@ from diffattn.report.text import number, percent, shorten
 GALLERY_BYTES = 1_100_000
 MAPS_PER_MODEL = 2
 MOST_EXAMPLES = 12
+SMALL = 96
+"""Largest edge in pixels of the images that stand beside attention maps."""
 
 
 @dataclass(frozen=True)
@@ -40,13 +42,15 @@ class Card:
     budget: str
     factor: str
     tiles: tuple[tuple[str, Tile], ...]
+    small: tuple[str, str]
     columns: tuple[MapColumn, ...]
     shown: str
 
     @property
     def size(self) -> int:
         """Characters of the pictures."""
-        return sum(len(tile.uri) for _, tile in self.tiles)
+        pictures = sum(len(tile.uri) for _, tile in self.tiles) + sum(map(len, self.small))
+        return pictures + sum(len(column.clean.uri) + len(column.attacked.uri) for column in self.columns)
 
 
 @dataclass(frozen=True)
@@ -155,6 +159,7 @@ def _card(record: AuditRecord, example: Example) -> Card:
             ("adversarial", Tile(image_uri(adversarial), f"adversarial image, {shape}, predicted {after}")),
             ("perturbation", Tile(image_uri(picture), f"perturbation around mid-grey, {shape}")),
         ),
+        small=(image_uri(clean, most=SMALL), image_uri(adversarial, most=SMALL)),
         columns=tuple(columns),
         shown=shown,
     )
