@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -58,6 +60,14 @@ def check_deterministic(module: nn.Module, *, name: str = "model") -> None:
             )
 
 
+@contextmanager
+def quiet_forward_mode() -> Iterator[None]:
+    """Without gradients, and without the deprecation warning that torch's own first forward-mode pass gives."""
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script.*", category=FutureWarning)
+        yield
+
+
 def at_pixels(model: nn.Module, layers: Sequence[str]) -> Evaluate:
     """Pixels -> the branches of these layers in the model's forward pass."""
 
@@ -87,7 +97,7 @@ def weight_readings(point: LayerPoint) -> tuple[str, ...]:
     if mask is not None and mask.ndim > 2 and mask.shape[0] > 1:
         mask = mask[:1]
     direction = keyed_normal([0], tokens.shape[1:], "weight readings").to(tokens)
-    with torch.no_grad():
+    with quiet_forward_mode():
         derivative = torch.func.jvp(lambda x: adapter.branches(x, mask).weights, (tokens,), (direction,))
     depends = any(bool(tangent.any()) for tangent in derivative[1])
     return ("frozen", "differentiated") if depends else ("frozen",)

@@ -11,7 +11,7 @@ from torch import Tensor
 from diffattn.models.attention.base import Branches
 from diffattn.sensitivity.alignment import products
 from diffattn.sensitivity.directions import directions, resolve_probes
-from diffattn.sensitivity.evaluation import Evaluate, freeze_weights, per_head
+from diffattn.sensitivity.evaluation import Evaluate, freeze_weights, per_head, quiet_forward_mode
 
 Tensors = dict[str, dict[str, tuple[Tensor, ...]]]
 
@@ -50,7 +50,7 @@ def jacobian_products(
         return _products_along(evaluate, inputs, readings, direction)
 
     found: dict[tuple[str, str], list[Tensor]] = {}
-    with torch.no_grad():
+    with quiet_forward_mode():
         for chunk in directions(count, inputs, per_pass=per_pass, sample_ids=sample_ids, key=key):
             for name, part in torch.func.vmap(along)(chunk).items():
                 parts = found.setdefault(name, [])

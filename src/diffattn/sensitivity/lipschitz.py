@@ -71,8 +71,8 @@ def lipschitz_estimate(
         tokens: [batch, tokens, width] floats, the layer's input.
         of: "output" for x -> layer(x); "map" for x -> the combined map, the heads stacked.
         radius: of the ball, above 0, in the norm of one sample's tokens; None for the point.
-        rtol: relative residual at which the singular value counts as found, in (0, 1): in two steps in a row. In
-            float32 about 1e-5 is the least.
+        rtol: relative residual at which the singular value counts as found, once it has stopped growing; in
+            (0, 0.5]. The value's own error is most often far smaller. In float32 about 1e-5 is the least.
         max_iterations: largest number of bidiagonalisation steps.
         seed: with `sample_ids` keys the random starts.
         attn_mask: passed to the layer.
