@@ -225,12 +225,13 @@ def _reference(rng, depth: int) -> Reference:
             ReferenceRow(
                 layer=f"blocks.{index}.attn",
                 index=index,
-                gamma=1.1,
-                theorem2_rhs=1.3,
-                measured_ratio=1.3,
-                theorem3_threshold=0.4,
-                cos_theta=cosine,
-                more_sensitive_share=None if index else 0.75,
+                n=64,
+                gamma=_around(1.1, 0.05),
+                theorem2_rhs=_around(1.3, 0.1),
+                measured_ratio=_around(1.3, 0.1),
+                theorem3_threshold=_around(0.4, 0.02),
+                cos_theta=_around(cosine, 0.06),
+                more_sensitive_share=None if index else Measured(0.75, 0.63, 0.84),
             )
         )
     return Reference("vit", tuple(rows))

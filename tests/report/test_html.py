@@ -12,7 +12,9 @@ import pytest
 from diffattn.audit.facts import Skipped
 from diffattn.audit.record import write_record
 from diffattn.report.html import render_report, write_report
-from diffattn.report.view import warnings
+from diffattn.report.panels import Pen, lipschitz_panels
+from diffattn.report.style import looks
+from diffattn.report.view import galleries, warnings
 from report.synthetic import make_record
 
 CHROMIUM = Path(os.environ.get("DIFFATTN_CHROMIUM", "/usr/bin/chromium"))
@@ -198,6 +200,46 @@ def test_large_images_stay_within_the_page():
     text = render_report(records)
     assert len(text.encode()) < 1_600_000
     assert "more in the record" in text
+
+
+def test_examples_take_turns_and_the_common_ones_lead():
+    record = light("vit")
+    (shown,) = record.examples
+
+    def variant(sample, eps, status="broken"):
+        return dataclasses.replace(shown, sample_id=sample, eps=eps, status=status, key=f"{sample}{eps}")
+
+    mine = (variant("a", "1"), variant("b", "1"), variant("c", "1", "survived"), variant("d", "2"))
+    theirs = (variant("b", "1"), variant("d", "1"))
+    records = []
+    for examples in (mine, theirs):
+        images = {
+            f"{one.key}.{which}": record.tensors[f"{shown.key}.clean"]
+            for one in examples
+            for which in ("clean", "adversarial")
+        }
+        records.append(dataclasses.replace(record, examples=examples, tensors=images))
+    found = galleries(records, looks(["vit", "diffvit"]))
+    assert [[card.example.sample_id for card in gallery.cards] for gallery in found] == [
+        ["b", "d", "a", "c"],
+        ["b", "d"],
+    ]
+    assert [card.factor for card in found[0].cards] == ["no change"] * 4
+
+
+def test_balls_of_every_layers_own_radius_share_a_panel():
+    record = light("vit")
+    row = record.lipschitz[0]
+    rows = [
+        dataclasses.replace(row, index=index, radius=radius)
+        for index, radius in ((0, 0.0), (0, 0.5), (1, 0.0), (1, 2.0))
+    ]
+    record = dataclasses.replace(record, lipschitz=tuple(rows))
+    panels = lipschitz_panels(Pen(), [record], looks(["vit"]))
+    assert [re.search(r'aria-label="([^:]*):', panel.svg).group(1) for panel in panels] == [
+        "Attention map, at the point",
+        "Attention map, radius 0.5 to 2",
+    ]
 
 
 def large(record):

@@ -206,16 +206,20 @@ class LayerLipschitz:
 
 @dataclass(frozen=True)
 class ReferenceRow:
-    """Theorems 2 and 3 for one layer, beside what was measured; None where a figure does not exist."""
+    """Theorems 2 and 3 for one layer over n samples, beside what was measured; None where there is no such figure.
+
+    `more_sensitive_share` is the share of samples that Theorem 3 calls more sensitive than the reference.
+    """
 
     layer: str
     index: int
-    gamma: float | None
-    theorem2_rhs: float | None
-    measured_ratio: float | None
-    theorem3_threshold: float | None
-    cos_theta: float | None
-    more_sensitive_share: float | None
+    n: int
+    gamma: Measured | None
+    theorem2_rhs: Measured | None
+    measured_ratio: Measured | None
+    theorem3_threshold: Measured | None
+    cos_theta: Measured | None
+    more_sensitive_share: Measured | None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ T = TypeVar("T")
 
 LONGEST_TEXT = 100_000
 LARGEST_INTEGER = 2**63 - 1
+DEEPEST = 32
 
 
 def to_plain(value: Any, *, where: str) -> Any:
@@ -130,6 +131,7 @@ def _read_union(kinds: tuple[Any, ...], value: Any, where: str) -> Any:
 
 def _read_scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
+        _check_open(value, where, DEEPEST)
         return value
     if kind is bool and isinstance(value, bool):
         return value
@@ -146,6 +148,19 @@ def _read_scalar(kind: Any, value: Any, where: str) -> Any:
         return value
     words = {bool: "true or false", int: "an integer", float: "a finite number", str: "text"}
     raise ValueError(f"{where} must be {words.get(kind, kind)}; got {_shown(value)}")
+
+
+def _check_open(value: Any, where: str, depth: int) -> None:
+    """What has no schema is still held to a depth and to numbers that others can read."""
+    if depth == 0:
+        raise ValueError(f"{where} must be nested at most {DEEPEST} deep")
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_open(item, where, depth - 1)
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        raise ValueError(f"{where} must hold integers of at most 64 bits")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where} must hold finite numbers; got {value}")
 
 
 def _shown(value: Any) -> str:

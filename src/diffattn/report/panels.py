@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from diffattn.audit.facts import LayerSensitivity
+from diffattn.audit.facts import LayerLipschitz, LayerSensitivity
 from diffattn.audit.record import AuditRecord
 from diffattn.report.comparison import Setting
 from diffattn.report.figures import (
@@ -146,20 +146,19 @@ def gradient_panels(
 
 def lipschitz_panels(pen: Pen, records: Sequence[AuditRecord], looks: Sequence[Look]) -> list[Panel]:
     """Local Lipschitz estimates by layer, a panel for the map and one for the output, at a point and in a ball."""
-    kinds = sorted({(row.of, row.radius) for record in records for row in record.lipschitz})
+    grouped = [_by_ball(record.lipschitz) for record in records]
     panels = []
-    for of, radius in kinds:
+    for kind in sorted({kind for groups in grouped for kind in groups}):
         lines = []
-        for record, look in zip(records, looks, strict=True):
-            rows = sorted(
-                (row for row in record.lipschitz if (row.of, row.radius) == (of, radius)), key=lambda row: row.index
-            )
+        radii = [row.radius for groups in grouped for row in groups.get(kind, [])]
+        for groups, look in zip(grouped, looks, strict=True):
+            rows = sorted(groups.get(kind, []), key=lambda row: row.index)
             n = max((row.n for row in rows), default=0)
             label = f"{shorten(look.name, 30)} (n = {n})"
             lines.append(Points(look, [row.index for row in rows], [row.mean for row in rows], label))
         lines = [line for line in lines if _has_values(line)]
-        where = "at the point" if radius == 0 else f"in a ball of {radius:g}"
-        title = f"{'Attention map' if of == 'map' else 'Layer output'}, {where}"
+        where = "at the point" if kind[1] == 0 else f"radius {_range(radii)}"
+        title = f"{'Attention map' if kind[0] == 'map' else 'Layer output'}, {where}"
         if lines:
             ylabel = "Lipschitz estimate, L2"
             figure = layer_figure(lines, title=title, ylabel=ylabel, positive=True)
@@ -187,6 +186,26 @@ def history_panels(pen: Pen, records: Sequence[AuditRecord], looks: Sequence[Loo
 
 def _rows(record: AuditRecord, reading: Reading) -> list[LayerSensitivity]:
     return [row for row in record.sensitivity if (row.reading, row.wrt, row.lambda_) == reading]
+
+
+def _by_ball(rows: Sequence[LayerLipschitz]) -> dict[tuple[str, int], list[LayerLipschitz]]:
+    """The rows by what is measured and by the ball's place among the layer's: 0 the point, then by radius.
+
+    A ball's radius may follow from the layer's own input, so that each layer and model has another one.
+    """
+    radii: dict[tuple[str, int], set[float]] = {}
+    for row in rows:
+        radii.setdefault((row.of, row.index), {0.0}).add(row.radius)
+    groups: dict[tuple[str, int], list[LayerLipschitz]] = {}
+    for row in rows:
+        place = sorted(radii[row.of, row.index]).index(row.radius)
+        groups.setdefault((row.of, place), []).append(row)
+    return groups
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = number(min(values), 2), number(max(values), 2)
+    return low if low == high else f"{low} to {high}"
 
 
 def _has_values(line: Points) -> bool:

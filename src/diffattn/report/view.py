@@ -16,7 +16,7 @@ from diffattn.report.text import number, percent, shorten
 
 GALLERY_BYTES = 1_100_000
 MAPS_PER_MODEL = 2
-MOST_EXAMPLES = 12
+MOST_EXAMPLES = 9
 SMALL = 96
 """Largest edge in pixels of the images that stand beside attention maps."""
 
@@ -102,12 +102,12 @@ def warnings(records: Sequence[AuditRecord], rows: Sequence[Setting], names: Seq
 
 def galleries(records: Sequence[AuditRecord], looks: Sequence[Look]) -> list[Gallery]:
     """The examples of each model: those that all models have first, broken ones before others, as many as fit."""
-    known = [{example.sample_id for example in record.examples} for record in records if record.examples]
+    known = [{_identity(example) for example in record.examples} for record in records if record.examples]
     common = set.intersection(*known) if known else set()
     budget = GALLERY_BYTES // max(1, len(known))
     result = []
     for record, look in zip(records, looks, strict=True):
-        ordered = sorted(record.examples, key=lambda one: (one.sample_id not in common, one.status != "broken"))
+        ordered = _ordered(record.examples, common)
         cards: list[Card] = []
         size = 0
         for example in ordered[:MOST_EXAMPLES]:
@@ -119,6 +119,21 @@ def galleries(records: Sequence[AuditRecord], looks: Sequence[Look]) -> list[Gal
         if cards:
             result.append(Gallery(look, tuple(cards), len(ordered) - len(cards)))
     return result
+
+
+def _identity(example: Example) -> tuple[str, str, str, str]:
+    return example.sample_id, example.attack, example.norm, example.eps
+
+
+def _ordered(examples: Sequence[Example], common: set[tuple[str, str, str, str]]) -> list[Example]:
+    """In turns from each attack and budget; within one, those that all models have first, then broken ones."""
+    turns: dict[tuple[str, ...], int] = {}
+    found = []
+    for example in sorted(examples, key=lambda one: (_identity(one) not in common, one.status != "broken")):
+        setting = _identity(example)[1:]
+        turns[setting] = turns.get(setting, 0) + 1
+        found.append((turns[setting], example))
+    return [example for _, example in sorted(found, key=lambda entry: entry[0])]
 
 
 def class_name(record: AuditRecord, index: int) -> str:
