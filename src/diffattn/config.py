@@ -297,7 +297,7 @@ class HardwareConfig:
     Args:
         accelerator: "auto", "cpu", "cuda", "mps", ...
         devices: how many.
-        strategy: "auto", "ddp", "fsdp", ...
+        strategy: "auto" or "ddp" (the weights are whole on every device).
     """
 
     accelerator: str = "auto"
@@ -306,9 +306,13 @@ class HardwareConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        for name in ("accelerator", "strategy"):
-            value = getattr(self, name)
-            require(isinstance(value, str) and bool(value), f"hardware.{name} must be a name; got {value!r}")
+        require(
+            isinstance(self.accelerator, str) and bool(self.accelerator),
+            f"hardware.accelerator must be a name; got {self.accelerator!r}",
+        )
+        require(
+            self.strategy in ("auto", "ddp"), f"hardware.strategy must be 'auto' or 'ddp'; got {self.strategy!r}"
+        )
         require_positive_integer("hardware.devices", self.devices)
 
 
