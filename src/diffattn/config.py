@@ -343,7 +343,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Check the fields that are not checked by their own class."""
-        for item, cls in _TRAIN_PARTS.items():
+        for item, cls in TRAIN_PARTS.items():
             value = getattr(self, item)
             require(isinstance(value, cls), f"{item} must be a {cls.__name__}; got {value!r}")
         require(self.precision in PRECISIONS, f"precision must be one of {PRECISIONS}; got {self.precision!r}")
@@ -353,7 +353,7 @@ class TrainConfig:
         )
 
 
-_TRAIN_PARTS: dict[str, type] = {
+TRAIN_PARTS: dict[str, type] = {
     "model": ModelConfig,
     "data": DataConfig,
     "optim": OptimConfig,
@@ -373,7 +373,7 @@ def train_config_from_mapping(values: Mapping[str, Any]) -> TrainConfig:
     """
     require(isinstance(values, Mapping), f"a training configuration must be a mapping; got {values!r}")
     made = dict(values)
-    for part, cls in _TRAIN_PARTS.items():
+    for part, cls in TRAIN_PARTS.items():
         if part not in made:
             continue
         options = made[part]

@@ -1,0 +1,1 @@
+"""Experiments: studies made of training and auditing, the demo, and the findings."""

@@ -1,0 +1,366 @@
+"""The command line: one function a command; a command's own imports happen when it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from diffattn import __version__
+from diffattn.config import require
+from diffattn.registry import Registry
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+Command = Callable[[list[str]], None]
+
+COMMANDS: Registry[Command] = Registry("command")
+SUMMARY = """usage: diffattn COMMAND [OPTIONS]
+
+How sensitive is this model's attention, and what can be done about it?
+
+  demo      train a ViT and a differential ViT on digits, audit both, write a page
+  train     train a model from a preset or a YAML file
+  attack    attack a model and keep the adversarial images
+  audit     attack models, measure their attention, write records and a page
+  report    write a page from records
+  finding   run a study and write its tables
+  list      list models, attacks, data, presets or findings
+
+diffattn COMMAND --help says what a command takes.  diffattn --version"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; 0 when it did its work, 2 for a wrong word or value, 130 when interrupted."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] in ("-h", "--help"):
+        print(SUMMARY)
+        return 0 if words else 2
+    if words[0] == "--version":
+        print(f"diffattn {__version__}")
+        return 0
+    # Third parties' deprecations are for their maintainers, not for who types a command.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+    try:
+        COMMANDS[words[0]](words[1:])
+    except ValueError as error:
+        print(f"diffattn: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("diffattn: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output (head, less) has left; nothing is wrong, and nothing more can be said.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def _parser(command: str, description: str) -> ArgumentParser:
+    from jsonargparse import ArgumentParser
+
+    return ArgumentParser(prog=f"diffattn {command}", description=description)
+
+
+def _add_data(parser: ArgumentParser, *, default: str | None) -> None:
+    parser.add_argument(
+        "--data", type=str, required=default is None, default=default, help="a data set's name, or a Parquet file"
+    )
+    parser.add_argument("--split", type=str, default="test", help="which part of it")
+    parser.add_argument("--limit", type=int | None, default=None, help="only the first so many images")
+    parser.add_argument("--data-root", type=str | None, default=None, help="folder of data sets (DIFFATTN_DATA)")
+
+
+def _add_attack(parser: ArgumentParser, *, default_eps: list[str]) -> None:
+    parser.add_argument("--attack", type=str, default="pgd", help="pgd or fgsm")
+    parser.add_argument("--eps", type=str, nargs="+", default=default_eps, help="budgets, such as 4/255")
+    parser.add_argument("--norm", type=str, default="Linf", help="Linf or L2")
+    parser.add_argument("--steps", type=int, default=20, help="gradient steps of pgd")
+    parser.add_argument("--restarts", type=int, default=1, help="random restarts of pgd")
+    parser.add_argument("--precision", type=str, default="float32", help="float32 or bfloat16 (the search only)")
+    parser.add_argument("--batch-size", type=int, default=128, help="images at once")
+    parser.add_argument("--seed", type=int, default=0, help="keys every random number")
+
+
+def _load_data(options: Namespace, model: Any) -> Any:
+    from diffattn.data.images import load_data
+
+    return load_data(
+        options.data,
+        split=options.split,
+        limit=options.limit,
+        image_size=None if options.data == "digits" else model.config.image_size,
+        in_chans=model.config.in_chans,
+        root=options.data_root,
+    )
+
+
+def _attack_of(options: Namespace) -> Any:
+    from diffattn.experiments.study import make_attack
+
+    chosen: dict[str, Any] = {"precision": options.precision}
+    if options.attack != "fgsm":
+        chosen |= {"steps": options.steps, "restarts": options.restarts}
+    return make_attack(options.attack, **chosen)
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@COMMANDS.register("demo")
+def demo(words: list[str]) -> None:
+    """Train, audit and compare two models on digits."""
+    parser = _parser(
+        "demo", "Train a ViT and a differential ViT on scikit-learn's digits, audit both, write a page."
+    )
+    parser.add_argument("--out", type=str, default="runs/demo", help="folder of the runs and the page")
+    options = parser.parse_args(words)
+    from diffattn.experiments.demo import run_demo
+
+    records, page = run_demo(options.out, progress=sys.stderr.isatty(), report=_tell)
+    _print_records(records)
+    print(f"\nPage: {page}")
+
+
+@COMMANDS.register("train")
+def train(words: list[str]) -> None:
+    """Train from a preset or a YAML file, with options changed one by one."""
+    from diffattn.config import TrainConfig, train_config_from_mapping
+    from diffattn.experiments.options import add_train_arguments, train_config_of
+    from diffattn.presets import preset_names, read_preset
+
+    parser = _parser("train", "Train a model from a preset or a YAML file; every option of it can be changed.")
+    parser.usage = "diffattn train PRESET --out DIR [--restart] [--model.depth 4] [--optim.lr 1e-3] ..."
+    recipes = ", ".join(preset_names(studies=False))
+    named = bool(words) and not words[0].startswith("-")
+    base = train_config_from_mapping(read_preset(words[0])) if named else TrainConfig()
+    parser.add_argument("preset", type=str, help=f"{recipes}, or a YAML file; comes first")
+    parser.add_argument("--out", type=str, required=True, help="directory of the run; one that stopped goes on")
+    parser.add_argument("--restart", action="store_true", help="start over even if --out holds a run")
+    add_train_arguments(parser, base)
+    options = parser.parse_args(words)
+    require(named, "the preset comes before the options: diffattn train PRESET --out DIR ...")
+    from diffattn.train.loop import HISTORY
+    from diffattn.train.loop import train as run
+
+    shown = sys.stderr.isatty()
+    run(
+        train_config_of(options.as_dict()),
+        options.out,
+        resume=not options.restart,
+        progress=shown,
+        on_epoch=None if shown else lambda entry: _tell(_epoch_line(entry)),
+    )
+    last = (Path(options.out) / HISTORY).read_text(encoding="utf-8").splitlines()[-1]
+    print(_epoch_line(json.loads(last)))
+    print(f"Model: {options.out}")
+
+
+def _epoch_line(entry: dict[str, Any]) -> str:
+    return (
+        f"epoch {entry['epoch']}: training loss {entry['train_loss']:.4f}, validation accuracy "
+        f"{entry['val_accuracy']:.4f} [{entry['val_low']:.4f}, {entry['val_high']:.4f}] (n = {entry['val_n']}), "
+        f"{entry['seconds']:.1f} s"
+    )
+
+
+@COMMANDS.register("attack")
+def attack(words: list[str]) -> None:
+    """Attack one model; keep every image and what became of it."""
+    parser = _parser("attack", "Attack a model, print its robust accuracy, keep the adversarial images.")
+    parser.add_argument("model", type=str, help="a checkpoint directory")
+    _add_data(parser, default=None)
+    _add_attack(parser, default_eps=["4/255"])
+    parser.add_argument("--out", type=str | None, default=None, help="folder for the images, samples and summary")
+    options = parser.parse_args(words)
+    from diffattn.experiments.attacking import attack_and_keep
+    from diffattn.models.checkpoints import load_model
+    from diffattn.threat_model import make_threat
+
+    budgets = [make_threat(options.norm, eps) for eps in options.eps]
+    chosen = _attack_of(options)
+    model = load_model(options.model)
+    data = _load_data(options, model)
+    facts = attack_and_keep(
+        model,
+        data,
+        chosen,
+        budgets,
+        out=options.out,
+        seed=options.seed,
+        batch_size=options.batch_size,
+        report=_tell,
+    )
+    _print_attacks({options.model: facts})
+
+
+@COMMANDS.register("audit")
+def audit(words: list[str]) -> None:
+    """Audit models on the same images and compare them with the first."""
+    parser = _parser("audit", "Attack models, measure their attention, write a record each and one page.")
+    parser.add_argument("models", type=str, nargs="+", help="checkpoint directories; the first is the reference")
+    _add_data(parser, default=None)
+    _add_attack(parser, default_eps=["1/255", "4/255"])
+    parser.add_argument("--out", type=str, required=True, help="folder of the records and the page")
+    parser.add_argument("--sensitivity-samples", type=int, default=64, help="images for gradients, 0 for none")
+    parser.add_argument(
+        "--lipschitz-samples", type=int, default=32, help="images for Lipschitz estimates, 0 for none"
+    )
+    parser.add_argument("--radius", type=float, nargs="*", default=[], help="balls, as shares of the tokens' norm")
+    parser.add_argument("--probes", type=str, default="auto", help="auto, exact, or a number of random probes")
+    options = parser.parse_args(words)
+    from diffattn.audit.run import run_audit
+    from diffattn.models.checkpoints import load_model
+    from diffattn.report.html import write_report
+    from diffattn.threat_model import make_threat
+
+    names = _distinct_names(options.models)
+    budgets = [make_threat(options.norm, eps) for eps in options.eps]
+    chosen = _attack_of(options)
+    data = _load_data(options, load_model(options.models[0]))
+    records: list[Any] = []
+    for path, name in zip(options.models, names, strict=True):
+        records.append(
+            run_audit(
+                path,
+                data,
+                attacks=[chosen],
+                budgets=budgets,
+                out=Path(options.out) / name,
+                name=name,
+                reference=records[0] if records else None,
+                sensitivity_samples=options.sensitivity_samples,
+                lipschitz_samples=options.lipschitz_samples,
+                radii=options.radius,
+                probes=int(options.probes) if options.probes.isdigit() else options.probes,
+                seed=options.seed,
+                batch_size=options.batch_size,
+                report=_tell,
+            )
+        )
+    page = write_report(records, Path(options.out) / "report.html")
+    _print_records(records)
+    print(f"\nRecords and page: {page}")
+
+
+def _distinct_names(paths: Sequence[str]) -> list[str]:
+    """A folder name a model; a repeated one gets its place."""
+    names = [Path(path).resolve().name for path in paths]
+    return [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, 1)]
+
+
+@COMMANDS.register("report")
+def report(words: list[str]) -> None:
+    """One page from records."""
+    parser = _parser("report", "Write one self-contained page that compares audit records.")
+    parser.add_argument("records", type=str, nargs="+", help="record directories; the first is compared with")
+    parser.add_argument("--out", type=str, default="report.html", help="the page")
+    options = parser.parse_args(words)
+    from diffattn.report.html import write_report
+
+    print(write_report(options.records, options.out))
+
+
+@COMMANDS.register("finding")
+def finding(words: list[str]) -> None:
+    """A study, run or resumed."""
+    parser = _parser("finding", "Run a study (or resume it) and write its tables and page.")
+    parser.add_argument("name", type=str, help="see diffattn list findings")
+    parser.add_argument("--out", type=str, required=True, help="folder of the runs")
+    parser.add_argument("--data-root", type=str | None, default=None, help="folder of data sets (DIFFATTN_DATA)")
+    options = parser.parse_args(words)
+    from diffattn.experiments.findings import FINDINGS
+
+    run = FINDINGS[options.name]
+    path = run(options.out, root=options.data_root, progress=sys.stderr.isatty(), report=_tell)
+    print(path.read_text(encoding="utf-8"))
+    print(f"Summary: {path}")
+
+
+LISTS = ("models", "attacks", "data", "presets", "findings")
+
+
+@COMMANDS.register("list")
+def list_names(words: list[str]) -> None:
+    """What there is to name."""
+    parser = _parser("list", f"List {', '.join(LISTS)}.")
+    parser.add_argument("what", type=str, help=" or ".join(LISTS))
+    what = parser.parse_args(words).what
+    require(what in LISTS, f"list shows {', '.join(LISTS)}; got {what!r}")
+    if what == "models":
+        _print_models()
+        return
+    from diffattn.attacks import ATTACKS
+    from diffattn.data.images import DATA
+    from diffattn.experiments.findings import FINDINGS
+    from diffattn.presets import preset_names
+
+    found = {"attacks": ATTACKS, "data": DATA, "findings": FINDINGS, "presets": preset_names(studies=False)}
+    print("\n".join(found[what]))
+
+
+def _print_models() -> None:
+    from diffattn.models.zoo import list_models
+
+    table = _table("name", "attention", "image", "width", "depth", "heads", "parameters")
+    for row in list_models():
+        table.add_row(
+            *(f"{value:,}" if name == "parameters" else str(value) for name, value in row._asdict().items())
+        )
+    _show(table)
+
+
+def _print_records(records: Sequence[Any]) -> None:
+    table = _table("model", "parameters", "clean accuracy")
+    for record in records:
+        clean = record.clean
+        table.add_row(
+            record.model.name,
+            f"{record.model.parameters:,}",
+            f"{clean.accuracy:.1%} [{clean.low:.1%}, {clean.high:.1%}] of {clean.n}",
+        )
+    _show(table)
+    _print_attacks({record.model.name: record.attacks for record in records})
+
+
+def _print_attacks(facts: dict[str, Sequence[Any]]) -> None:
+    table = _table(
+        "model", "attack", "norm", "eps", "ASR, 95 % interval", "broken / clean-correct", "robust accuracy"
+    )
+    flags = []
+    for name, rows in facts.items():
+        for row in rows:
+            share = "–" if row.asr is None else f"{row.asr:.1%} [{row.asr_low:.1%}, {row.asr_high:.1%}]"
+            robust = f"{row.robust_accuracy:.1%} [{row.robust_low:.1%}, {row.robust_high:.1%}]"
+            counts = f"{row.broken} / {row.n}" + (f", {row.error} errors" if row.error else "")
+            table.add_row(name, row.name, row.norm, row.eps, share, counts, robust)
+            flags += [f"{name}, {row.name} {row.eps}: {flag}" for flag in row.flags]
+    _show(table)
+    for flag in flags:
+        print(f"! {flag}")
+
+
+def _table(*columns: str) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column)
+    return table
+
+
+def _show(table: Any) -> None:
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(table)
