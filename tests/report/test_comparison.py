@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from diffattn.report.comparison import alone, compare, difference, overlap, settings
-from report.synthetic import attack_facts, make_record
+from report.synthetic import BUDGETS, attack_facts, make_record
 
 NAMES = ["vit", "diffvit"]
 
@@ -99,8 +99,31 @@ def test_attacks_with_other_options_are_other_settings():
     records[1] = dataclasses.replace(records[1], attacks=(other,))
     rows = settings(records)
     assert len(rows) == 2
-    assert len({row.label for row in rows}) == 2
-    assert "margin" in rows[1].label
+    assert [row.label for row in rows] == ["PGD-20 (loss None)", "PGD-20 (loss margin)"]
+
+
+def test_another_seed_is_the_same_setting_but_not_within_a_record():
+    one, other = (
+        dataclasses.replace(attack_facts(1000, 400, total=2000), attack={"name": "pgd", "seed": seed})
+        for seed in (0, 1)
+    )
+    records = [dataclasses.replace(make_record(bare=True), attacks=(facts,)) for facts in (one, other)]
+    (row,) = settings(records)
+    assert row.facts == (one, other)
+    twice = settings([dataclasses.replace(records[0], attacks=(one, other))])
+    assert [row.label for row in twice] == ["PGD (seed 0)", "PGD (seed 1)"]
+
+
+def test_options_that_follow_from_the_budget_do_not_clutter_the_label():
+    facts = tuple(
+        dataclasses.replace(
+            attack_facts(1000, 400, total=2000, eps=eps),
+            attack={"name": "pgd", "steps": 20, "step_size": eps[1] / 10},
+        )
+        for eps in BUDGETS
+    )
+    record = dataclasses.replace(make_record(bare=True), attacks=facts)
+    assert {row.label for row in settings([record, record])} == {"PGD-20"}
 
 
 def test_settings_go_by_attack_and_then_by_budget():

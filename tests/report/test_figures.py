@@ -9,6 +9,7 @@ import pytest
 
 from diffattn.audit.facts import Measured
 from diffattn.report.figures import Points, asr_figure, history_points, layer_figure, sensitivity_points
+from diffattn.report.panels import _around_zero
 from diffattn.report.style import PALETTE, literal, looks
 from diffattn.report.svg import inline_svg
 from report.synthetic import BUDGETS, attack_facts, make_record
@@ -76,6 +77,16 @@ def test_sensitivity_points_split_the_whole_layer_from_its_heads():
     assert list(points.x) == [0, 1]
     assert points.y == [row.cos_theta for row in rows if row.head == "all"]
     assert len(points.dots) == 6
+
+
+def test_alignment_is_drawn_near_enough_to_be_seen():
+    def limits(value):
+        line = Points(LOOKS[0], [0], [Measured(value, value - 0.01, value + 0.01)], "a", [(0, None), (0, 0.02)])
+        return _around_zero([line])
+
+    assert limits(0.005) == (-0.1, 0.1)
+    assert limits(-0.3) == (-0.5, 0.5)
+    assert limits(0.8) == (-1.05, 1.05)
 
 
 def test_history_leaves_out_what_is_no_number():

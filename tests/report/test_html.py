@@ -149,7 +149,7 @@ def test_seven_models_with_colliding_hostile_names():
 
 
 def test_every_text_of_a_record_is_escaped():
-    bad = "<script>x</script>\" onload='x' {{ x }}"
+    bad = "\x07\u202e\ud800<script>x</script>\" onload='x' {{ x }}"
     record = make_record(bad, differential=True, flags=(bad,), examples=1)
     record = dataclasses.replace(
         record,
@@ -173,7 +173,9 @@ def test_every_text_of_a_record_is_escaped():
         ),
         history=({"epoch": 1, "train_loss": bad},),
     )
-    check_self_contained(render_report([record], title=bad))
+    page = render_report([record], title=bad)
+    check_self_contained(page)
+    assert not {"\x07", "\u202e", "\ud800"} & set(page)
 
 
 def test_errors_and_flags_are_shown():

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from diffattn.audit.facts import AttackFacts
 from diffattn.audit.record import AuditRecord
 from diffattn.report.text import joined, percent, percent_interval, shorten, visible
+
+_Key = tuple[str, str, float]
+"""An attack's options as JSON, the norm and eps."""
 
 
 @dataclass(frozen=True)
@@ -37,37 +41,51 @@ class Setting:
 
 
 def settings(records: Sequence[AuditRecord]) -> list[Setting]:
-    """Every attack and budget of any record: by norm and attack in the order they came, then by eps."""
-    found: dict[tuple[str, str, float], list[AttackFacts | None]] = {}
+    """Every attack and budget of any record: by norm and attack in the order they came, then by eps.
+
+    Records that differ in nothing but the attack's seed share a setting.
+    """
+    found: dict[_Key, list[AttackFacts | None]] = {}
+    empty: list[AttackFacts | None] = [None] * len(records)
     for place, record in enumerate(records):
         for one in record.attacks:
-            key = (_options(one), one.norm, one.eps_value)
-            found.setdefault(key, [None] * len(records))[place] = one
-    labels = attack_labels([one for row in found.values() for one in row if one is not None])
-    groups = list(dict.fromkeys((norm, options) for options, norm, _ in found))
+            key = (_options(one, seed=False), one.norm, one.eps_value)
+            if found.get(key, empty)[place] is not None:
+                key = (_options(one, seed=True), one.norm, one.eps_value)
+            found.setdefault(key, empty.copy())[place] = one
+    labels = _labels({key: next(one for one in row if one is not None) for key, row in found.items()})
+    groups = list(dict.fromkeys((key[1], labels[key]) for key in found))
     rows = []
-    for (options, norm, value), facts in found.items():
+    for key, facts in found.items():
         first = next(one for one in facts if one is not None)
-        rank = (groups.index((norm, options)), value)
-        rows.append((rank, Setting(labels[options], norm, visible(first.eps), value, tuple(facts))))
+        rank = (groups.index((first.norm, labels[key])), first.eps_value)
+        rows.append((rank, Setting(labels[key], first.norm, visible(first.eps), first.eps_value, tuple(facts))))
     return [setting for _, setting in sorted(rows, key=lambda row: row[0])]
 
 
-def attack_labels(facts: Sequence[AttackFacts]) -> dict[str, str]:
-    """Options -> a label: the name with its steps and restarts, and every option where two would read the same."""
-    attacks = {_options(one): one.attack for one in facts}
+def attack_label(attack: Mapping[str, Any]) -> str:
+    """The attack's name with its steps and restarts: `PGD-20 × 2`."""
+    steps, restarts = _several(attack.get("steps")), _several(attack.get("restarts"))
+    label = attack_word(visible(str(attack["name"])))
+    return label + (f"-{steps}" if steps else "") + (f" × {restarts}" if restarts else "")
+
+
+def _labels(facts: Mapping[_Key, AttackFacts]) -> dict[_Key, str]:
+    """A label for each setting; where two of one budget would read the same, with the options that differ."""
+    alike: dict[tuple[str, str, float], list[_Key]] = {}
+    for key, one in facts.items():
+        alike.setdefault((attack_label(one.attack), one.norm, one.eps_value), []).append(key)
     labels = {}
-    for options, attack in attacks.items():
-        name = visible(str(attack["name"]))
-        steps, restarts = _several(attack.get("steps")), _several(attack.get("restarts"))
-        label = attack_word(name)
-        label += f"-{steps}" if steps else ""
-        labels[options] = label + (f" × {restarts}" if restarts else "")
-    shared = {label for label in labels.values() if list(labels.values()).count(label) > 1}
-    return {
-        options: f"{label} {visible(options)[:120]}" if label in shared else label
-        for options, label in labels.items()
-    }
+    for (label, _, _), keys in alike.items():
+        options = [facts[key].attack for key in keys]
+        names = sorted({name for one in options for name in one})
+        differing = [
+            name for name in names if len({json.dumps(one.get(name), sort_keys=True) for one in options}) > 1
+        ]
+        for key, one in zip(keys, options, strict=True):
+            told = ", ".join(f"{name} {one.get(name)}" for name in differing)
+            labels[key] = f"{label} ({shorten(visible(told), 80)})" if differing else label
+    return labels
 
 
 def attack_word(name: str) -> str:
@@ -179,8 +197,9 @@ def _asr(entry: tuple[Setting, AttackFacts]) -> float:
     return entry[1].asr or 0.0
 
 
-def _options(one: AttackFacts) -> str:
-    return json.dumps(one.attack, sort_keys=True, ensure_ascii=False)
+def _options(one: AttackFacts, *, seed: bool) -> str:
+    options = {name: value for name, value in one.attack.items() if seed or name != "seed"}
+    return json.dumps(options, sort_keys=True, ensure_ascii=False)
 
 
 def _several(value: object) -> int | None:

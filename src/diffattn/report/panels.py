@@ -90,16 +90,9 @@ def alignment_panels(
 ) -> list[Panel]:
     """Mean cos θ and the share of cos θ < 0 by layer, of the models that have a second branch."""
     panels = []
-    for quantity, title, ylabel, scale, limits, zero in (
-        ("cos_theta", "Alignment of the branches", "mean cos θ", 1.0, (-1.05, 1.05), 0.0),
-        (
-            "negative_share",
-            "How often the branches oppose",
-            "samples with cos θ < 0 (%)",
-            100.0,
-            (-3.0, 103.0),
-            None,
-        ),
+    for quantity, title, ylabel, scale, zero in (
+        ("cos_theta", "Alignment of the branches", "mean cos θ", 1.0, 0.0),
+        ("negative_share", "How often the branches oppose", "samples with cos θ < 0 (%)", 100.0, None),
     ):
         lines = [
             sensitivity_points(_rows(record, reading), look, quantity, scale=scale)
@@ -107,6 +100,7 @@ def alignment_panels(
         ]
         lines = [line for line in lines if _has_values(line)]
         if lines:
+            limits = (-3.0, 103.0) if zero is None else _around_zero(lines)
             figure = layer_figure(lines, title=title, ylabel=ylabel, limits=limits, zero=zero)
             panels.append(pen.panel(figure, f"{title}: {ylabel} by layer", lines))
     return panels
@@ -186,6 +180,16 @@ def history_panels(pen: Pen, records: Sequence[AuditRecord], looks: Sequence[Loo
 
 def _rows(record: AuditRecord, reading: Reading) -> list[LayerSensitivity]:
     return [row for row in record.sensitivity if (row.reading, row.wrt, row.lambda_) == reading]
+
+
+def _around_zero(lines: Sequence[Points]) -> tuple[float, float]:
+    """Limits of an axis for cosines: the same on both sides of 0, near enough to see them."""
+    measured = [end for line in lines for one in line.y if one for end in (one.value, one.low, one.high)]
+    values = [
+        abs(value) for value in (*measured, *(dot[1] for line in lines for dot in line.dots)) if value is not None
+    ]
+    edge = next((edge for edge in (0.1, 0.25, 0.5) if max(values) < 0.95 * edge), 1.05)
+    return -edge, edge
 
 
 def _by_ball(rows: Sequence[LayerLipschitz]) -> dict[tuple[str, int], list[LayerLipschitz]]:

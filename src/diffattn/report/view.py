@@ -197,7 +197,7 @@ def _lambda(record: AuditRecord) -> str:
     ]
     parts = []
     if isinstance(initial, int | float | str):
-        parts.append(f"starts at {shorten(str(initial), 12)}")
+        parts.append("starts by depth" if initial == "depth" else f"starts at {shorten(str(initial), 12)}")
     if ratios:
         low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
         parts.append(f"now {low}" if low == high else f"now {low} to {high}")
