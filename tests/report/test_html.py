@@ -226,6 +226,10 @@ def test_examples_take_turns_and_the_common_ones_lead():
         ["b", "d", "a", "c"],
         ["b", "d"],
     ]
+    assert [card.example.key for card in galleries([make_record(examples=3)], looks(["vit"]))[0].with_maps] == [
+        "example-0",
+        "example-1",
+    ]
     assert [card.factor for card in found[0].cards] == ["no change"] * 4
 
 

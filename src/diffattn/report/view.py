@@ -63,8 +63,10 @@ class Gallery:
 
     @property
     def with_maps(self) -> tuple[Card, ...]:
-        """The examples whose attention maps are shown."""
-        return tuple(card for card in self.cards if card.columns)[:MAPS_PER_MODEL]
+        """The examples whose attention maps are shown: other samples rather than one twice."""
+        first = {card.example.sample_id: card for card in reversed(self.cards) if card.columns}
+        ordered = [card for card in self.cards if first.get(card.example.sample_id) is card]
+        return tuple(ordered[:MAPS_PER_MODEL])
 
 
 def model_views(records: Sequence[AuditRecord], looks: Sequence[Look]) -> list[ModelView]:
