@@ -12,7 +12,7 @@ from diffattn.config import require, require_number, require_positive_integer
 from diffattn.models.adapters import adapt
 from diffattn.seeding import keyed_normal
 from diffattn.sensitivity.ball import largest_ratio
-from diffattn.sensitivity.bidiagonalisation import SingularTriplets, largest_singular_values
+from diffattn.sensitivity.bidiagonalisation import Product, SingularTriplets, largest_singular_values
 from diffattn.sensitivity.evaluation import check_deterministic
 
 OF = ("output", "map")
@@ -135,7 +135,7 @@ def lipschitz_estimate_details(
         x = tokens.detach().clone()
         mask = None if attn_mask is None else attn_mask.detach().clone()
         start = keyed_normal(ids, x.shape[1:], seed, "lipschitz start").to(x).flatten(1)
-        triplets = _point_triplets(_function(layer, of, mask), x, start, rtol, max_iterations)
+        triplets = _point_triplets(layer, of, x, mask, start, rtol=rtol, max_iterations=max_iterations)
         point, direction = triplets.value.to(x), triplets.vector.view_as(x)
         value, displacement = point, torch.zeros_like(x)
         if radius is not None:
@@ -197,13 +197,23 @@ def _repeated(attn_mask: Tensor | None, copies: int) -> Tensor | None:
 
 
 def _point_triplets(
-    function: Callable[[Tensor], Tensor], x: Tensor, start: Tensor, rtol: float, max_iterations: int
+    layer: nn.Module, of: str, x: Tensor, mask: Tensor | None, start: Tensor, *, rtol: float, max_iterations: int
 ) -> SingularTriplets:
-    """Bidiagonalise the Jacobians of all samples at once.
+    """Bidiagonalise the Jacobians of all samples side by side.
 
     The graph of J' u, which is linear in u, is built once; J' u and (its transpose) J v are backward passes
     through it. The samples do not mix, so one pass over the batch serves every sample.
     """
+
+    def linearise(rows: Tensor) -> tuple[Product, Product]:
+        here = rows.to(x.device)
+        return _products(_function(layer, of, _chosen_mask(mask, here)), x[here])
+
+    return largest_singular_values(linearise, start, rtol=rtol, max_iterations=max_iterations)
+
+
+def _products(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Product, Product]:
+    """Products with the samples' Jacobians and with their transposes."""
     with torch.enable_grad():
         leaf = x.detach().requires_grad_()
         out = function(leaf)
@@ -220,4 +230,11 @@ def _point_triplets(
             return torch.zeros_like(out)
         return torch.autograd.grad(pulled, dummy, v.view_as(pulled), retain_graph=True)[0]
 
-    return largest_singular_values(forward, adjoint, start, rtol=rtol, max_iterations=max_iterations)
+    return forward, adjoint
+
+
+def _chosen_mask(attn_mask: Tensor | None, rows: Tensor) -> Tensor | None:
+    """The mask of these samples."""
+    if attn_mask is None or attn_mask.ndim != 4 or attn_mask.shape[0] == 1:
+        return attn_mask
+    return attn_mask[rows]
