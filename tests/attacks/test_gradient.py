@@ -103,12 +103,12 @@ def test_an_empty_budget_changes_nothing(threat, attack):
 def test_passes_are_counted_by_hand():
     model, images, labels = linear_problem(n=20)
     survivors = PGD(steps=5, restarts=3)(model, images, labels, Linf("1e-6"))
-    # Clean 1, probe 1 or 2 for the first eight, 3 restarts of 6 points and 5 gradients.
-    assert (survivors.forwards == np.array([1 + 2 + 18] * 8 + [1 + 18] * 12)).all()
+    # Clean 1, two probes of the first four, 3 restarts of 6 points and 5 gradients.
+    assert (survivors.forwards == np.array([1 + 2 + 18] * 4 + [1 + 18] * 16)).all()
     assert (survivors.backwards == 15).all()
     broken = FGSM()(model, images, labels, Linf(0.3))
     # Clean 1, the start, the end, its confirmation.
-    assert (broken.forwards == np.array([1 + 2 + 3] * 8 + [4] * 12)).all()
+    assert (broken.forwards == np.array([1 + 2 + 3] * 4 + [4] * 16)).all()
     assert (broken.backwards == 1).all()
 
 
@@ -166,7 +166,7 @@ def test_a_sample_does_not_see_its_batch(threat, dtype):
         assert (other.status == results[0].status).all()
         if dtype == torch.float64:
             torch.testing.assert_close(other.adversarial, results[0].adversarial, rtol=0, atol=1e-12)
-            assert (other.forwards[8:] == results[0].forwards[8:]).all()
+            assert (other.forwards[4:] == results[0].forwards[4:]).all()
     again = attack(model, images, labels, threat, batch_size=64)
     assert torch.equal(again.adversarial, results[2].adversarial)
     # Noise follows the sample's id, not its place.

@@ -19,7 +19,7 @@ from diffattn.config import require_positive_integer
 from diffattn.threat_model import Threat
 from diffattn.validation import check_images, check_labels
 
-PROBE_SIZE = 8
+PROBE_SIZE = 4
 PROBE_TOLERANCE = 1e-4
 PROBABILITY_TOLERANCE = 1e-3
 
@@ -121,10 +121,11 @@ class Ledger:
     def observe_gradient(self, points: Tensor, index: Tensor, gradient: Tensor) -> Tensor:
         """Count a backward pass and return its gradient with every non-finite entry set to 0."""
         self.backwards[index.cpu().numpy()] += 1
-        finite = gradient.isfinite()
-        self.note_non_finite(points, index, ~finite.flatten(1).all(dim=1))
-        self.zero_gradient[index] |= (gradient == 0).flatten(1).all(dim=1)
-        return gradient.where(finite, 0)
+        largest = gradient.flatten(1).abs().amax(dim=1)
+        self.zero_gradient[index] |= largest == 0
+        bad = ~largest.isfinite()
+        self.note_non_finite(points, index, bad)
+        return gradient.where(gradient.isfinite(), 0) if bad.any() else gradient
 
     def note_non_finite(self, points: Tensor, index: Tensor, bad: Tensor) -> None:
         """Take note of samples whose logits or gradient are not finite, and keep the first such point."""
