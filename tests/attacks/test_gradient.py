@@ -5,48 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from diffattn.attacks import ATTACKS, FGSM, PGD
+from diffattn.attacks import FGSM, PGD
 from diffattn.threat_model import L2, Linf
-
-PIXELS = 12
-
-
-class Linear(nn.Module):
-    """logits = W x + b on flattened images."""
-
-    def __init__(self, weight, bias):
-        super().__init__()
-        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
-
-    def forward(self, x):
-        return x.flatten(1) @ self.weight.T + self.bias
-
-
-def linear_problem(classes=2, n=40, dtype=torch.float64, seed=0):
-    """A linear classifier and images far from 0 and 1, all labelled as predicted; classes above 1 never win."""
-    generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(classes, PIXELS, generator=generator, dtype=torch.float64)
-    bias = torch.zeros(classes, dtype=torch.float64)
-    weight[2:], bias[2:] = 0, -100
-    images = 0.45 + 0.1 * torch.rand(n, 3, 2, 2, generator=generator, dtype=torch.float64)
-    bias[:2] = -(weight[:2] * 0.5).sum(dim=1)
-    model = Linear(weight.to(dtype), bias.to(dtype)).eval()
-    images = images.to(dtype)
-    return model, images, model(images).argmax(dim=1)
-
-
-def thresholds(model, images, labels, order):
-    """The least distance that flips each image: m / ||w_0 - w_1||_q, with q dual to the norm."""
-    logits = model(images).detach()
-    margin = (logits[:, 0] - logits[:, 1]).abs()
-    return margin / torch.linalg.vector_norm(model.weight[0] - model.weight[1], ord=order).detach()
-
-
-def dividing_eps(least):
-    """A budget in the widest gap (as a ratio) between the middle thresholds, so that no sample is a close call."""
-    ordered = least.sort().values[len(least) // 4 : -len(least) // 4]
-    widest = int((ordered[1:] / ordered[:-1]).argmax())
-    return float(ordered[widest] * ordered[widest + 1]) ** 0.5
+from linear_models import dividing_eps, linear_problem, thresholds
 
 
 @pytest.mark.parametrize(("threat", "order"), [(Linf, 1), (L2, 2)])
@@ -261,78 +222,6 @@ def test_autocast_of_the_caller_does_not_reach_the_verdict():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = PGD(steps=4)(model, images, labels, Linf("12/255"))
     assert torch.equal(alone.adversarial, inside.adversarial)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"steps": 0}, "steps must be an integer of at least 1; got 0"),
-        ({"steps": 2.0}, "steps must be an integer of at least 1; got 2.0"),
-        ({"restarts": True}, "restarts must be an integer of at least 1; got True"),
-        ({"step_size": 0}, "step_size must be above 0, in pixel units; got 0"),
-        ({"step_size": "fast"}, "step_size must be a number or a fraction such as '4/255', at least 0; got 'fast'"),
-        ({"loss": "ce"}, "unknown loss 'ce'"),
-        ({"random_start": "False"}, "random_start must be a bool; got 'False'"),
-        ({"random_start": False, "restarts": 2}, "restarts must be 1 without random_start, all of them .* got 2"),
-        ({"precision": "fp16"}, "precision must be 'float32' or 'bfloat16'; got 'fp16'"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        PGD(**options)
-
-
-def test_the_registry_builds_what_the_names_say():
-    assert set(ATTACKS) >= {"pgd", "fgsm"}
-    assert ATTACKS["pgd"](steps=3) == PGD(steps=3)
-    assert ATTACKS["fgsm"]() == FGSM()
-    with pytest.raises(ValueError, match="unknown attack 'pdg'; did you mean pgd"):
-        ATTACKS["pdg"]
-
-
-def test_the_result_says_what_was_done():
-    model, images, labels = linear_problem(n=4)
-    result = PGD(steps=4, step_size="1/255")(model, images, labels, Linf("4/255"), seed=7, sample_ids="abcd")
-    assert result.attack == {
-        "name": "pgd",
-        "steps": 4,
-        "restarts": 1,
-        "step_size": 1 / 255,
-        "loss": "cross_entropy",
-        "random_start": True,
-        "precision": "float32",
-        "seed": 7,
-    }
-    assert (result.norm, result.eps, result.eps_value) == ("Linf", "4/255", 4 / 255)
-    assert result.sample_ids == tuple("abcd")
-    assert len(result) == 4
-    assert PGD(steps=4)(model, images, labels, L2("1/2")).attack["step_size"] == 2.5 * 0.5 / 4
-    assert FGSM()(model, images, labels, L2("1/2")).attack["step_size"] == 0.5
-
-
-def test_a_loss_of_ones_own_and_one_that_is_none():
-    model, images, labels = linear_problem()
-
-    def gap(logits, labels, targets):
-        return -logits.gather(1, labels[:, None])[:, 0] + logits.sum(dim=1)
-
-    result = PGD(loss=gap)(model, images, labels, Linf(0.2))
-    assert (result.attack["loss"], result.asr) == ("gap", 1.0)
-    with pytest.raises(ValueError, match=r"loss must return one value for each of the 40 samples; got \(\)"):
-        PGD(loss=lambda z, y, t: z.sum())(model, images, labels, Linf(0.2))
-
-
-def test_progress_counts_up_to_its_total():
-    model, images, labels = linear_problem()
-    for threat in (Linf("1e-6"), Linf(0.3)):
-        seen = []
-
-        def note(done, total, seen=seen):
-            seen.append((done, total))
-
-        PGD(steps=2, restarts=2)(model, images, labels, threat, batch_size=16, progress=note)
-        assert seen == sorted(seen)
-        assert seen[-1] == (80, 80)
 
 
 @pytest.mark.parametrize("batch_size", [1, 64])
