@@ -127,7 +127,7 @@ class _Space:
         self.exhausted = ((alpha == 0) | (beta == 0)).cpu()
 
     def top_triplet(self, rtol: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The largest Ritz value, its relative residual, its coefficients in the right basis, whether it settled."""
+        """The largest Ritz value, its relative residual, its coefficients in the right basis, and if it settled."""
         step = len(self.left)
         p, sigma, q = torch.linalg.svd(self.bidiagonal[:, :step, :step])
         top, beta = sigma[:, 0], self.bidiagonal[:, step - 1, step]
