@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from diffattn.config import require, require_positive_integer, require_probability
+from diffattn.models.attention import kernels
 from diffattn.registry import Registry
 
 ATTENTION: Registry[Callable[..., Attention]] = Registry("attention layer")
@@ -105,12 +105,38 @@ class ScoreOperators:
     map_branch: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Packed:
+    """One projection of the tokens that holds what one or two softmax maps and their values are made of.
+
+    Args:
+        projection: [B, N, columns].
+        weight: of the second branch, a scalar or [B, H, N, 1]; None where there is one branch. The first is 1.
+        layout: how the columns are cut.
+    """
+
+    projection: Tensor
+    weight: Tensor | None
+    layout: kernels.Layout
+
+    def branches(self, attn_mask: Tensor | None) -> Branches:
+        """The maps, by plain operations."""
+        query, key, value = self.layout.split(self.projection)
+        maps = kernels.plain_maps(query, key, attn_mask, self.layout)
+        if self.layout.value_heads < self.layout.heads:
+            value = value.repeat_interleave(self.layout.heads // self.layout.value_heads, dim=1)
+        split = maps.unflatten(1, (-1, self.layout.branches)).unbind(dim=2)
+        one = maps.new_ones(())
+        weights = (one,) if self.weight is None else (one, self.weight)
+        mask = None if attn_mask is None else kernels.hidden_entries(attn_mask)
+        return Branches(split, weights, ("softmax",) * len(split), (value,) * len(split), mask)
+
+
 class Attention(nn.Module, ABC):
     """One self-attention layer; a variant says what its branches are and what follows them.
 
-    `forward(x)` is `output(branches(x).context)`, computed the fastest way that is right for what may be asked
-    of it: with gradients on, or under forward-mode AD, plain operations that support double backward and jvp;
-    under `no_grad` any kernel.
+    A variant of one or two softmax maps that share their values gives `pack` and `finish`; any other gives
+    `branches`. `forward(x)` is `output(branches(x).context)` either way.
 
     Args:
         embed_dim: width C.
@@ -133,9 +159,17 @@ class Attention(nn.Module, ABC):
         self.proj_drop = nn.Dropout(proj_dropout)
         self._listeners: list[Callable[[Branches], None]] = []
 
-    @abstractmethod
     def branches(self, x: Tensor, attn_mask: Tensor | None = None) -> Branches:
         """The layer's maps, weights and values at x, differentiable, before any dropout."""
+        return self.pack(x).branches(attn_mask)
+
+    def pack(self, x: Tensor) -> Packed:
+        """The layer's projection of x; not asked of a variant with `branches` of its own."""
+        raise NotImplementedError(f"{type(self).__name__} must define pack() and finish(), or branches()")
+
+    def finish(self, merged: Tensor) -> Tensor:
+        """What follows the merged context [B, N, H v], divided by its root mean square if `pack` says so."""
+        raise NotImplementedError(f"{type(self).__name__} must define pack() and finish(), or branches()")
 
     @abstractmethod
     def output(self, context: Tensor) -> Tensor:
@@ -145,12 +179,14 @@ class Attention(nn.Module, ABC):
     def score_operators(self) -> ScoreOperators:
         """The weights behind the scores."""
 
-    @abstractmethod
-    def fused_context(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
-        """The context [B, H, N, v] by the fastest kernel, with no derivative promised and no dropout."""
-
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """Attend.
+
+        Two paths: on CPU a kernel that keeps no map, with gradients of any order (`kernels`); plain operations
+        where a map is dropped out, under forward-mode AD and functorch transforms, in compiled code, on other
+        devices, and for a variant with `branches` of its own. Listeners do not choose the path, so they change
+        no bit of the output: beside the kernel, the branches they hear are made from the same projection by
+        plain operations, and belong to the graph as outputs of x, not as the way to the layer's output.
 
         Args:
             x: tokens [B, N, C].
@@ -165,26 +201,35 @@ class Attention(nn.Module, ABC):
         """
         self._check(x, attn_mask)
         dropping = self.training and self.attn_dropout > 0
-        if not dropping and not _needs_derivatives(x):
-            context = self.fused_context(x, attn_mask)
-            for listener in self._listeners:
-                listener(self.branches(x, attn_mask))
-            return self.output(context)
-        branches = self.branches(x, attn_mask)
-        for listener in self._listeners:
-            listener(branches)
-        if not dropping:
-            return self.output(self.signed_sum(branches))
-        maps = tuple(F.dropout(one, self.attn_dropout) for one in branches.maps)
-        return self.output(
-            self.signed_sum(
-                Branches(maps, branches.weights, branches.kinds, branches.values, branches.mask),
-            )
-        )
+        if type(self).branches is not Attention.branches:
+            return self._attend_plainly(self.branches(x, attn_mask), dropping)
+        packed = self.pack(x)
+        if dropping or not kernels.usable(packed.projection, packed.weight, attn_mask):
+            return self._attend_plainly(packed.branches(attn_mask), dropping)
+        merged = kernels.attend(packed.projection, packed.weight, attn_mask, packed.layout)
+        if self._listeners:
+            self._tell(packed.branches(attn_mask))
+        return self.finish(merged)
+
+    def _attend_plainly(self, branches: Branches, dropping: bool) -> Tensor:
+        self._tell(branches)
+        if dropping:
+            maps = tuple(F.dropout(one, self.attn_dropout) for one in branches.maps)
+            branches = replace(branches, maps=maps)
+        return self.output(self.signed_sum(branches))
 
     def signed_sum(self, branches: Branches) -> Tensor:
-        """The context of these branches; a variant may save a product by a constant weight of 1."""
-        return branches.context
+        """The context of these branches; what `pack` makes has 1 as first weight, and one product by V will do."""
+        if type(self).branches is not Attention.branches:
+            return branches.context
+        combined, *second = branches.maps
+        if second:
+            combined = torch.addcmul(combined, second[0], branches.weights[1])
+        return combined @ branches.values[0]
+
+    def _tell(self, branches: Branches) -> None:
+        for listener in self._listeners:
+            listener(branches)
 
     @contextmanager
     def listen(self, callback: Callable[[Branches], None]) -> Iterator[None]:
@@ -216,35 +261,6 @@ class Attention(nn.Module, ABC):
             attn_mask.dtype == torch.bool or attn_mask.is_floating_point(),
             f"attn_mask must be bool (True: may look) or float (added to the scores); got {attn_mask.dtype}",
         )
-
-
-def _needs_derivatives(x: Tensor) -> bool:
-    """Whether anything may differentiate through this call: reverse mode is on, or x carries a tangent."""
-    return torch.is_grad_enabled() or forward_ad.unpack_dual(x).tangent is not None
-
-
-def masked_softmax(scores: Tensor, attn_mask: Tensor | None, *, maps_per_head: int = 1) -> Tensor:
-    """Softmax over the keys that the mask shows; a row that sees no key is zero, not NaN.
-
-    Args:
-        scores: [B, M, queries, keys], M = H * maps_per_head.
-        attn_mask: as in `Attention.forward`.
-        maps_per_head: adjacent maps that share a mask head.
-    """
-    if attn_mask is None:
-        return scores.softmax(dim=-1)
-    if attn_mask.ndim == 4 and attn_mask.shape[1] > 1:
-        attn_mask = attn_mask.repeat_interleave(maps_per_head, dim=1)
-    visible = ~hidden_entries(attn_mask)
-    if attn_mask.is_floating_point():
-        scores = scores + attn_mask.masked_fill(~visible, 0.0)
-    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1).masked_fill(~visible, 0.0)
-
-
-def hidden_entries(attn_mask: Tensor) -> Tensor:
-    """True where the layer never looks: where a bool mask is False or a float mask is -inf."""
-    return ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
 
 
 def merge_heads(context: Tensor) -> Tensor:

@@ -9,15 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from diffattn.config import require
-from diffattn.models.attention.base import (
-    ATTENTION,
-    Attention,
-    Branches,
-    ScoreOperators,
-    hidden_entries,
-    masked_softmax,
-    merge_heads,
-)
+from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
+from diffattn.models.attention.kernels import Layout, unit_rms
 
 SUB_NORM_EPS = 1e-5
 LAMBDA_STD = 0.1
@@ -81,10 +74,18 @@ class DifferentialAttention(Attention):
         self.layer_index = layer_index
         self.lambda_init = _resolve_lambda_init(lambda_init, layer_index)
         self.head_dim = embed_dim // (2 * num_heads)
-        self.scale = self.head_dim**-0.5
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
         self.proj = nn.Linear(embed_dim, embed_dim, bias=proj_bias)
         self.sub_norm = nn.RMSNorm(2 * self.head_dim, eps=SUB_NORM_EPS)
+        self.layout = Layout(
+            heads=num_heads,
+            branches=2,
+            key_heads=2 * num_heads,
+            value_heads=num_heads,
+            width=self.head_dim,
+            value_width=2 * self.head_dim,
+            norm_eps=SUB_NORM_EPS,
+        )
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             vector = nn.Parameter(torch.empty(self.head_dim, dtype=torch.float32))
             nn.init.normal_(vector, std=LAMBDA_STD)
@@ -97,41 +98,19 @@ class DifferentialAttention(Attention):
         second = torch.exp((self.lambda_q2.to(kind) * self.lambda_k2.to(kind)).sum())
         return first - second + self.lambda_init
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, tokens, width = x.shape
-        query, key, value = self.qkv(x).view(batch, tokens, 3, width).unbind(dim=2)
-        maps = (batch, tokens, 2 * self.num_heads, self.head_dim)
-        heads = (batch, tokens, self.num_heads, 2 * self.head_dim)
-        return (
-            query.view(maps).transpose(1, 2),
-            key.view(maps).transpose(1, 2),
-            value.view(heads).transpose(1, 2),
-        )
-
-    def branches(self, x: Tensor, attn_mask: Tensor | None = None) -> Branches:
+    def pack(self, x: Tensor) -> Packed:
         """Two softmax maps with weights 1 and -lambda, the adjacent maps (2i, 2i+1) of head i."""
-        query, key, value = self._project(x)
-        scores = (query * self.scale) @ key.transpose(-2, -1)
-        first, second = masked_softmax(scores, attn_mask, maps_per_head=2).unflatten(1, (-1, 2)).unbind(dim=2)
-        weights = (first.new_ones(()), -self.lambda_value().to(first.dtype))
-        mask = None if attn_mask is None else hidden_entries(attn_mask)
-        return Branches((first, second), weights, ("softmax", "softmax"), (value, value), mask)
-
-    def signed_sum(self, branches: Branches) -> Tensor:
-        """(A_1 - lambda A_2) V with one product by V."""
-        return torch.addcmul(branches.maps[0], branches.maps[1], branches.weights[1]) @ branches.values[0]
-
-    def fused_context(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
-        """The same by plain operations: its values are too wide for the fused kernels on CPU."""
-        return self.signed_sum(self.branches(x, attn_mask))
+        projection = self.qkv(x)
+        return Packed(projection, -self.lambda_value().to(projection.dtype), self.layout)
 
     def output(self, context: Tensor) -> Tensor:
         """merge((1 - lambda_init) RMSNorm(context)) W_O."""
-        # Under autocast the context is narrower than the norm's weight, and mixed types have no fused kernel.
-        weight = self.sub_norm.weight.to(context.dtype)
-        normed = F.rms_norm(context, self.sub_norm.normalized_shape, weight, self.sub_norm.eps)
-        normed = normed * (1.0 - self.lambda_init)
-        return self.proj_drop(self.proj(merge_heads(normed)))
+        return self.finish(merge_heads(unit_rms(context, SUB_NORM_EPS)))
+
+    def finish(self, merged: Tensor) -> Tensor:
+        """(1 - lambda_init) merged diag(norm weight) W_O; the factors go into W_O, which is smaller than merged."""
+        gain = (self.sub_norm.weight * (1.0 - self.lambda_init)).repeat(self.num_heads)
+        return self.proj_drop(F.linear(merged, self.proj.weight * gain, self.proj.bias))
 
     def score_operators(self) -> ScoreOperators:
         """Q, K by map, V and O by head; the sub-norm lies between V and O and is not among them."""
@@ -150,7 +129,7 @@ class DifferentialAttention(Attention):
             key_bias=biases[1],
             value_bias=biases[2],
             output_bias=self.proj.bias,
-            scale=self.scale,
+            scale=self.layout.scale,
             map_head=tuple(index // 2 for index in range(maps)),
             map_branch=(0, 1) * heads,
         )

@@ -6,15 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from diffattn.config import require, require_positive_integer
-from diffattn.models.attention.base import (
-    ATTENTION,
-    Attention,
-    Branches,
-    ScoreOperators,
-    hidden_entries,
-    masked_softmax,
-    merge_heads,
-)
+from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
+from diffattn.models.attention.kernels import Layout
 
 
 @ATTENTION.register("differential_v2")
@@ -74,40 +67,32 @@ class DifferentialAttentionV2(Attention):
         self.layer_index = layer_index
         self.head_dim = head_dim
         self.num_kv_heads = num_kv_heads
-        self.scale = head_dim**-0.5
+        self.layout = Layout(
+            heads=num_heads,
+            branches=2,
+            key_heads=num_kv_heads,
+            value_heads=num_kv_heads,
+            width=head_dim,
+            value_width=head_dim,
+        )
         self.widths = (2 * num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
         self.qkv = nn.Linear(embed_dim, sum(self.widths), bias=qkv_bias)
         self.lambda_proj = nn.Linear(embed_dim, num_heads, bias=False)
         self.proj = nn.Linear(num_heads * head_dim, embed_dim, bias=proj_bias)
 
-    def _expand(self, grouped: Tensor, copies: int) -> Tensor:
-        """Repeat each key-value head for the queries that share it (dim 1)."""
-        return grouped if copies == 1 else grouped.repeat_interleave(copies, dim=1)
-
-    def branches(self, x: Tensor, attn_mask: Tensor | None = None) -> Branches:
+    def pack(self, x: Tensor) -> Packed:
         """Two softmax maps with weights 1 and -sigmoid(X W_lambda) [B, H, N, 1]."""
-        group = self.num_heads // self.num_kv_heads
-        query, key, value = self.qkv(x).split(self.widths, dim=-1)
-        query = query.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        key = key.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-        value = self._expand(value.unflatten(-1, (-1, self.head_dim)).transpose(1, 2), group)
-        scores = (query * self.scale) @ self._expand(key, 2 * group).transpose(-2, -1)
-        first, second = masked_softmax(scores, attn_mask, maps_per_head=2).unflatten(1, (-1, 2)).unbind(dim=2)
-        weight = -torch.sigmoid(self.lambda_proj(x)).transpose(1, 2).unsqueeze(-1).to(first.dtype)
-        mask = None if attn_mask is None else hidden_entries(attn_mask)
-        return Branches((first, second), (first.new_ones(()), weight), ("softmax",) * 2, (value, value), mask)
-
-    def signed_sum(self, branches: Branches) -> Tensor:
-        """(A_1 - lambda(X) A_2) V with one product by V."""
-        return torch.addcmul(branches.maps[0], branches.maps[1], branches.weights[1]) @ branches.values[0]
-
-    def fused_context(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
-        """The same by plain operations."""
-        return self.signed_sum(self.branches(x, attn_mask))
+        projection = self.qkv(x)
+        weight = -torch.sigmoid(self.lambda_proj(x)).transpose(1, 2).unsqueeze(-1)
+        return Packed(projection, weight.to(projection.dtype), self.layout)
 
     def output(self, context: Tensor) -> Tensor:
         """merge(context) W_O."""
-        return self.proj_drop(self.proj(merge_heads(context)))
+        return self.finish(merge_heads(context))
+
+    def finish(self, merged: Tensor) -> Tensor:
+        """Merged W_O."""
+        return self.proj_drop(self.proj(merged))
 
     def score_operators(self) -> ScoreOperators:
         """Q by map, K expanded to maps, V expanded to heads, O by head."""
@@ -132,7 +117,7 @@ class DifferentialAttentionV2(Attention):
             key_bias=biases[1],
             value_bias=biases[2],
             output_bias=self.proj.bias,
-            scale=self.scale,
+            scale=self.layout.scale,
             map_head=tuple(index // 2 for index in range(maps)),
             map_branch=(0, 1) * heads,
         )

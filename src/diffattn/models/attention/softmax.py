@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from diffattn.config import require
-from diffattn.models.attention.base import (
-    ATTENTION,
-    Attention,
-    Branches,
-    ScoreOperators,
-    hidden_entries,
-    masked_softmax,
-    merge_heads,
-)
+from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
+from diffattn.models.attention.kernels import Layout
 
 
 @ATTENTION.register("softmax")
@@ -52,37 +44,28 @@ class SoftmaxAttention(Attention):
         )
         self.layer_index = layer_index
         self.head_dim = embed_dim // num_heads
-        self.scale = self.head_dim**-0.5
+        self.layout = Layout(
+            heads=num_heads,
+            branches=1,
+            key_heads=num_heads,
+            value_heads=num_heads,
+            width=self.head_dim,
+            value_width=self.head_dim,
+        )
         self.qkv = nn.Linear(embed_dim, 3 * embed_dim, bias=qkv_bias)
         self.proj = nn.Linear(embed_dim, embed_dim, bias=proj_bias)
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, tokens, _ = x.shape
-        qkv = self.qkv(x).view(batch, tokens, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4)
-        return qkv[0], qkv[1], qkv[2]
-
-    def branches(self, x: Tensor, attn_mask: Tensor | None = None) -> Branches:
+    def pack(self, x: Tensor) -> Packed:
         """One softmax map of weight 1."""
-        query, key, value = self._project(x)
-        scores = (query * self.scale) @ key.transpose(-2, -1)
-        maps = masked_softmax(scores, attn_mask)
-        mask = None if attn_mask is None else hidden_entries(attn_mask)
-        return Branches((maps,), (maps.new_ones(()),), ("softmax",), (value,), mask)
-
-    def signed_sum(self, branches: Branches) -> Tensor:
-        """A V."""
-        return branches.maps[0] @ branches.values[0]
-
-    def fused_context(self, x: Tensor, attn_mask: Tensor | None) -> Tensor:
-        """A V by the fused kernel."""
-        query, key, value = self._project(x)
-        if attn_mask is not None and attn_mask.is_floating_point():
-            attn_mask = attn_mask.to(query.dtype)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=attn_mask, scale=self.scale)
+        return Packed(self.qkv(x), None, self.layout)
 
     def output(self, context: Tensor) -> Tensor:
         """merge(context) W_O."""
-        return self.proj_drop(self.proj(merge_heads(context)))
+        return self.finish(merge_heads(context))
+
+    def finish(self, merged: Tensor) -> Tensor:
+        """Merged W_O."""
+        return self.proj_drop(self.proj(merged))
 
     def score_operators(self) -> ScoreOperators:
         """Q, K, V and O, cut by head."""
@@ -100,7 +83,7 @@ class SoftmaxAttention(Attention):
             key_bias=biases[1],
             value_bias=biases[2],
             output_bias=self.proj.bias,
-            scale=self.scale,
+            scale=self.layout.scale,
             map_head=tuple(range(heads)),
             map_branch=(0,) * heads,
         )
