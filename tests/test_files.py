@@ -52,9 +52,7 @@ def test_json_is_strict_when_written(tmp_path, bad):
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    "text", ['{"x": NaN}', '{"x": -Infinity}', '{"x": 1', "[" * 100_000, b"\xff\xfe\xfd"]
-)
+@pytest.mark.parametrize("text", ['{"x": NaN}', '{"x": -Infinity}', '{"x": 1', "[" * 100_000, b"\xff\xfe\xfd"])
 def test_json_is_strict_when_read(tmp_path, text):
     path = tmp_path / "a.json"
     files.write_atomic(path, text)

@@ -9,11 +9,12 @@ import importlib
 from typing import Any
 
 _PUBLIC = {
+    "ATTACKS": "diffattn.attacks",
     "AttackResult": "diffattn.attacks.base",
-    "FGSM": "diffattn.attacks.gradient",
+    "FGSM": "diffattn.attacks",
     "L2": "diffattn.threat_model",
     "Linf": "diffattn.threat_model",
-    "PGD": "diffattn.attacks.gradient",
+    "PGD": "diffattn.attacks",
     "attention_layers": "diffattn.models.capture",
     "capture": "diffattn.models.capture",
     "compare_with_reference": "diffattn.sensitivity",
@@ -32,7 +33,6 @@ _PUBLIC = {
 }
 
 __version__ = "0.1.0"
-__all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604 - names from the table above
 
 
 def __getattr__(name: str) -> Any:
@@ -42,4 +42,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return ["__version__", *sorted(_PUBLIC)]

@@ -35,8 +35,8 @@ def parse_eps(eps: str | float | Fraction, *, name: str = "eps") -> Fraction:
 
 
 def format_eps(eps: Fraction) -> str:
-    """Write a budget as people do: `4/255` where it is a multiple of 1/255, a decimal elsewhere."""
-    if eps and (eps * 255).denominator == 1:
+    """Write a budget as people do: `4/255` where it is a multiple of 1/255 below 1, a decimal elsewhere."""
+    if 0 < eps < 1 and (eps * 255).denominator == 1:
         return f"{eps * 255}/255"
     return f"{float(eps):.6g}"
 

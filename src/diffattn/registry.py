@@ -36,7 +36,7 @@ class Registry(Generic[T]):
         if name in self._entries:
             return self._entries[name]
         near = difflib.get_close_matches(str(name), self._entries, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        hint = f"; did you mean {' or '.join(near)}?" if near else "."
         raise ValueError(f"unknown {self.what} {name!r}{hint} Known: {', '.join(sorted(self._entries))}")
 
     def __contains__(self, name: object) -> bool:

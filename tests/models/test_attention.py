@@ -230,9 +230,7 @@ def test_differential_by_hand() -> None:
     layer, x = make("differential", lambda_init=0.8), tokens()
     d = WIDTH // (2 * HEADS)
     query, key, value = (x @ layer.qkv.weight.T + layer.qkv.bias).split(WIDTH, dim=-1)
-    lam = (
-        torch.exp(layer.lambda_q1 @ layer.lambda_k1) - torch.exp(layer.lambda_q2 @ layer.lambda_k2) + 0.8
-    )
+    lam = torch.exp(layer.lambda_q1 @ layer.lambda_k1) - torch.exp(layer.lambda_q2 @ layer.lambda_k2) + 0.8
     heads = []
     for i in range(HEADS):
         maps = []

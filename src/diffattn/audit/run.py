@@ -180,7 +180,7 @@ def predict(model: nn.Module, images: Tensor, *, batch_size: int = 128) -> np.nd
 def _subject(model: nn.Module | str | Path, name: str | None) -> _Subject:
     if isinstance(model, nn.Module):
         config = getattr(model, "config", None)
-        plain = asdict(config) if is_dataclass(config) and not isinstance(config, type) else {}
+        plain = _plain(config) if is_dataclass(config) else {}
         label = name or getattr(model, "name", "") or type(model).__name__
         return _Subject(model, ModelFacts(label, None, plain, count_parameters(model), None), ())
     path = Path(model)
@@ -188,13 +188,18 @@ def _subject(model: nn.Module | str | Path, name: str | None) -> _Subject:
     facts = ModelFacts(
         name or path.name or loaded.name,
         str(model),
-        asdict(loaded.config) | {"registered_name": loaded.name},
+        _plain(loaded.config) | {"registered_name": loaded.name},
         count_parameters(loaded),
         read_json(path / CONFIG)["sha256"],
     )
     history = path / HISTORY
     lines = history.read_text(encoding="utf-8").splitlines() if history.is_file() else []
     return _Subject(loaded, facts, tuple(json.loads(line) for line in lines))
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A configuration as JSON holds it, so that a record equals what is read back."""
+    return json.loads(json.dumps(asdict(config)))
 
 
 def _data_facts(data: ImageData) -> DataFacts:
