@@ -182,6 +182,15 @@ def test_ball_leaves_a_point_without_derivative():
     assert found.value.numpy() == pytest.approx(0.25, rel=1e-3)
 
 
+def test_random_starts_find_what_the_top_vector_does_not_see():
+    """f = (x_1, 5 relu(x_2 - 0.3)): slope 1 and 0 at the point, 3.5 from there to (0, 1)."""
+    found = lipschitz_estimate_details(Hidden(), torch.zeros(32, 1, 2, dtype=torch.float64), radius=1.0)
+    assert found.point.numpy() == pytest.approx(1.0)
+    best = found.value > 3.49
+    assert (found.value <= 3.5 + 1e-9).all()
+    assert best.double().mean() > 0.4
+
+
 @pytest.mark.parametrize(("name", "of"), list(itertools.product(NAMES, ["output", "map"])))
 def test_no_sampled_ratio_is_larger(name, of):
     layer, x, radius = attention(name, WIDTH), tokens(2), 1.0
@@ -264,3 +273,10 @@ class SquareRoot(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.abs().sqrt()
+
+
+class Hidden(nn.Module):
+    """Flat at 0 in its second input, steep further on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([x[:, 0, 0], 5.0 * (x[:, 0, 1] - 0.3).relu()], dim=1)
