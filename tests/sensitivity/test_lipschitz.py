@@ -183,7 +183,7 @@ def test_ball_leaves_a_point_without_derivative():
 
 
 def test_random_starts_find_what_the_top_vector_does_not_see():
-    """f = (x_1, 5 relu(x_2 - 0.3)): slope 1 and 0 at the point, 3.5 from there to (0, 1)."""
+    """f = (x_1 + x_1^2 / 10, 5 relu(x_2 - 0.3)): slope 1 and 0 at the point, 3.5 from there to (0, 1)."""
     found = lipschitz_estimate_details(Hidden(), torch.zeros(32, 1, 2, dtype=torch.float64), radius=1.0)
     assert found.point.numpy() == pytest.approx(1.0)
     best = found.value > 3.49
@@ -279,4 +279,5 @@ class Hidden(nn.Module):
     """Flat at 0 in its second input, steep further on."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([x[:, 0, 0], 5.0 * (x[:, 0, 1] - 0.3).relu()], dim=1)
+        first = x[:, 0, 0] + 0.1 * x[:, 0, 0] ** 2
+        return torch.stack([first, 5.0 * (x[:, 0, 1] - 0.3).relu()], dim=1)
