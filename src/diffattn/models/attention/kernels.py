@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
+from torch.nn import functional as F
 
 CHUNK_BYTES = 2**21
 """Maps worked on at a time: they stay in a core's second-level cache."""
@@ -139,9 +141,8 @@ def plain(packed: Tensor, weight: Tensor | None, attn_mask: Tensor | None, layou
 
 
 def unit_rms(context: Tensor, eps: float) -> Tensor:
-    """Context / sqrt(mean(context^2) + eps) over the last dimension, computed in float32 or wider."""
-    wide = context.to(torch.promote_types(context.dtype, torch.float32))
-    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(context.dtype)
+    """Context / sqrt(mean(context^2) + eps) over the last dimension."""
+    return F.rms_norm(context, context.shape[-1:], None, eps)
 
 
 def masked_softmax(scores: Tensor, attn_mask: Tensor | None, *, maps_per_head: int = 1) -> Tensor:
@@ -252,8 +253,8 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _through_norm(grad: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
     """The gradient in the context, of unit = context * inverse: inverse (grad - unit mean(grad * unit))."""
-    along = (grad * unit).mean(dim=-1, keepdim=True)
-    return torch.addcmul(grad, unit, along, value=-1).mul_(inverse)
+    along = (grad * unit).sum(dim=-1, keepdim=True)
+    return torch.addcmul(grad, unit, along, value=-1 / grad.shape[-1]).mul_(inverse)
 
 
 def _plain_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
@@ -269,10 +270,12 @@ def _plain_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
 
 
 def _watched(*tensors: Tensor | None) -> bool:
-    """Whether a functorch transform is on, or one of these carries a tangent."""
+    """Whether a functorch transform is on, or one of these carries a tangent or is a batch of cotangents."""
     if torch._C._are_functorch_transforms_active():
         return True
-    return any(one is not None and forward_ad.unpack_dual(one).tangent is not None for one in tensors)
+    given = [one for one in tensors if one is not None]
+    batched = any(is_legacy_batchedtensor(one) for one in given)
+    return batched or any(forward_ad.unpack_dual(one).tangent is not None for one in given)
 
 
 def _parts(packed: Tensor, layout: Layout) -> Iterator[slice]:
