@@ -124,8 +124,10 @@ def demo(words: list[str]) -> None:
     options = parser.parse_args(words)
     from diffattn.experiments.demo import run_demo
 
+    from diffattn.report.terminal import show_records
+
     records, page = run_demo(options.out, progress=sys.stderr.isatty(), report=_tell)
-    _print_records(records)
+    show_records(records)
     print(f"\nPage: {page}")
 
 
@@ -182,6 +184,7 @@ def attack(words: list[str]) -> None:
     options = parser.parse_args(words)
     from diffattn.experiments.attacking import attack_and_keep
     from diffattn.models.checkpoints import load_model
+    from diffattn.report.terminal import show_attacks
     from diffattn.threat_model import make_threat
 
     budgets = [make_threat(options.norm, eps) for eps in options.eps]
@@ -198,7 +201,7 @@ def attack(words: list[str]) -> None:
         batch_size=options.batch_size,
         report=_tell,
     )
-    _print_attacks({options.model: facts})
+    show_attacks({options.model: facts})
 
 
 @COMMANDS.register("audit")
@@ -219,6 +222,7 @@ def audit(words: list[str]) -> None:
     from diffattn.audit.run import run_audit
     from diffattn.models.checkpoints import load_model
     from diffattn.report.html import write_report
+    from diffattn.report.terminal import show_records
     from diffattn.threat_model import make_threat
 
     names = _distinct_names(options.models)
@@ -246,7 +250,7 @@ def audit(words: list[str]) -> None:
             )
         )
     page = write_report(records, Path(options.out) / "report.html")
-    _print_records(records)
+    show_records(records)
     print(f"\nRecords and page: {page}")
 
 
@@ -295,7 +299,10 @@ def list_names(words: list[str]) -> None:
     what = parser.parse_args(words).what
     require(what in LISTS, f"list shows {', '.join(LISTS)}; got {what!r}")
     if what == "models":
-        _print_models()
+        from diffattn.models.zoo import list_models
+        from diffattn.report.terminal import models_table, show
+
+        show(models_table(list_models()))
         return
     from diffattn.attacks import ATTACKS
     from diffattn.data.images import DATA
@@ -304,63 +311,3 @@ def list_names(words: list[str]) -> None:
 
     found = {"attacks": ATTACKS, "data": DATA, "findings": FINDINGS, "presets": preset_names(studies=False)}
     print("\n".join(found[what]))
-
-
-def _print_models() -> None:
-    from diffattn.models.zoo import list_models
-
-    table = _table("name", "attention", "image", "width", "depth", "heads", "parameters")
-    for row in list_models():
-        table.add_row(
-            *(f"{value:,}" if name == "parameters" else str(value) for name, value in row._asdict().items())
-        )
-    _show(table)
-
-
-def _print_records(records: Sequence[Any]) -> None:
-    table = _table("model", "parameters", "clean accuracy")
-    for record in records:
-        clean = record.clean
-        table.add_row(
-            record.model.name,
-            f"{record.model.parameters:,}",
-            f"{clean.accuracy:.1%} [{clean.low:.1%}, {clean.high:.1%}] of {clean.n}",
-        )
-    _show(table)
-    _print_attacks({record.model.name: record.attacks for record in records})
-
-
-def _print_attacks(facts: dict[str, Sequence[Any]]) -> None:
-    table = _table(
-        "model", "attack", "norm", "eps", "ASR, 95 % interval", "broken / clean-correct", "robust accuracy"
-    )
-    flags = []
-    for name, rows in facts.items():
-        for row in rows:
-            share = "–" if row.asr is None else f"{row.asr:.1%} [{row.asr_low:.1%}, {row.asr_high:.1%}]"
-            robust = f"{row.robust_accuracy:.1%} [{row.robust_low:.1%}, {row.robust_high:.1%}]"
-            counts = f"{row.broken} / {row.n}" + (f", {row.error} errors" if row.error else "")
-            table.add_row(name, row.name, row.norm, row.eps, share, counts, robust)
-            flags += [f"{name}, {row.name} {row.eps}: {flag}" for flag in row.flags]
-    _show(table)
-    for flag in flags:
-        print(f"! {flag}")
-
-
-def _table(*columns: str) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column)
-    return table
-
-
-def _show(table: Any) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(table)
