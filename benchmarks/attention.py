@@ -1,7 +1,9 @@
-"""Attention layers against each other: forward, forward + backward, double backward and jvp, as ratios in one run.
+"""Attention layers against each other: forward, forward + backward, double backward, jvp and memory, as ratios.
 
-Rows are layers with the same width and the same arithmetic per map; every figure is the median over interleaved
-rounds of time(layer) / time(fastest softmax layer of the shape). Run: `python benchmarks/attention.py`.
+Rows are layers with the same width and the same arithmetic per map (V2 has twice the query heads: more of both);
+every time is the median over interleaved rounds, divided by that of the fastest softmax layer of the shape. Second
+order runs at a quarter of the batch. Run: `python benchmarks/attention.py`, about four minutes on two cores. On a
+shared machine `--one-thread` counts the time of one thread, which waits for nobody.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import accumulate, product
 from statistics import median
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from diffattn.models.attention import DifferentialAttention, DifferentialAttentionV2, SoftmaxAttention
 
@@ -26,7 +30,7 @@ SHAPES = {
 
 
 def timm_layers(width: int, heads: int) -> dict[str, nn.Module]:
-    """timm's softmax and differential layers at the same arithmetic, fused and not."""
+    """The softmax and differential layers of timm at the same arithmetic, fused and not."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from timm.layers.attention import Attention
@@ -80,17 +84,45 @@ def directional(layer: nn.Module, x: Tensor, mask: Tensor | None) -> None:
     torch.func.jvp(partial(layer, attn_mask=mask), (x,), (torch.ones_like(x),))
 
 
-def interleaved(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Median seconds of each piece of work, taken in turns so that noise meets all alike."""
-    seconds: dict[str, list[float]] = {name: [] for name in work}
+def interleaved(
+    work: dict[str, Callable[[], None]], seconds: float, clock: Callable[[], float]
+) -> dict[str, float]:
+    """Median time of each piece of work, taken in turns so that noise meets all alike: 3 to 30 rounds."""
+    times: dict[str, list[float]] = {name: [] for name in work}
     for call in work.values():
         call()
-    for _ in range(rounds):
+    end = time.perf_counter() + seconds
+    while len(next(iter(times.values()))) < 3 or (
+        time.perf_counter() < end and len(next(iter(times.values()))) < 30
+    ):
         for name, call in work.items():
-            start = time.perf_counter()
+            start = clock()
             call()
-            seconds[name].append(time.perf_counter() - start)
-    return {name: median(values) for name, values in seconds.items()}
+            times[name].append(clock() - start)
+    return {name: median(values) for name, values in times.items()}
+
+
+def megabytes(call: Callable[[], object]) -> tuple[float, float]:
+    """MiB that torch allocated during the call: the most at one time, and what its result still holds."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        kept = call()
+    events = [one for one in recorded.profiler.kineto_results.events() if one.name() == "[memory]"]
+    running = list(accumulate(one.nbytes() for one in sorted(events, key=lambda one: one.start_ns())))
+    del kept
+    return max(running) / 2**20, running[-1] / 2**20
+
+
+def print_memory(layers: dict[str, nn.Module], x: Tensor, mask: Tensor | None) -> None:
+    """What a layer keeps between its passes, and the peak of forward + backward, in MiB and against softmax."""
+    rows = {}
+    for name, layer in layers.items():
+        tokens = x.detach().requires_grad_()
+        held = megabytes(partial(layer, tokens, attn_mask=mask))[1]
+        rows[name] = (held, megabytes(partial(forward_backward, layer, x, mask))[0])
+    least = [min(row[column] for name, row in rows.items() if "softmax" in name) for column in (0, 1)]
+    print("  kept between the passes / peak, MiB and ratio to the least softmax layer's")
+    for name, (held, peak) in rows.items():
+        print(f"  {name:28s} {held:7.1f} {peak:7.1f}   {held / least[0]:5.2f} {peak / least[1]:5.2f}")
 
 
 MODES: dict[str, Callable[[nn.Module, Tensor, Tensor | None], None]] = {
@@ -101,34 +133,57 @@ MODES: dict[str, Callable[[nn.Module, Tensor, Tensor | None], None]] = {
 }
 
 
+def print_times(
+    mode: str,
+    layers: dict[str, nn.Module],
+    x: Tensor,
+    mask: Tensor | None,
+    *,
+    seconds: float,
+    clock: Callable[[], float],
+) -> None:
+    second_order = mode in ("double backward", "jvp")
+    if second_order:
+        layers = {name: layer for name, layer in layers.items() if "fused" not in name}
+        x = x[: max(1, len(x) // 4)]
+    times = interleaved(
+        {name: partial(MODES[mode], layer, x, mask) for name, layer in layers.items()}, seconds, clock
+    )
+    base = min(value for name, value in times.items() if "softmax" in name)
+    print(f"  fastest softmax {base * 1e3:.1f} ms")
+    for name, value in times.items():
+        print(f"  {name:28s} {value / base:5.2f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for one table of times")
+    parser.add_argument("--one-thread", action="store_true", help="one thread, and its own time")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
-    parser.add_argument("--modes", nargs="+", default=list(MODES))
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
+    parser.add_argument("--modes", nargs="+", default=[*MODES, "memory"], choices=[*MODES, "memory"])
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*torch.jit.script.*")
-    for shape in options.shapes:
+    clock = time.thread_time if options.one_thread else time.perf_counter
+    if options.one_thread:
+        torch.set_num_threads(1)
+    for shape, name in product(options.shapes, options.dtypes):
         tokens, width, heads, is_causal = SHAPES[shape]
-        for dtype in (getattr(torch, name) for name in options.dtypes):
-            torch.manual_seed(0)
-            layers = our_layers(width, heads) | timm_layers(width, heads)
-            x = torch.randn(options.batch, tokens, width, dtype=dtype)
-            mask = causal(tokens) if is_causal else None
-            for mode in options.modes:
-                second_order = mode in ("double backward", "jvp")
-                work = {
-                    name: partial(MODES[mode], layer.to(dtype).eval(), x, mask)
-                    for name, layer in layers.items()
-                    if not (second_order and name.startswith("timm") and "fused" in name)
-                }
-                times = interleaved(work, options.rounds)
-                base = min(value for name, value in times.items() if "softmax" in name)
-                print(f"\n{shape}, {str(dtype)[6:]}, {mode}: fastest softmax {base * 1e3:.1f} ms")
-                for name, value in times.items():
-                    print(f"  {name:28s} {value / base:5.2f}")
+        dtype = getattr(torch, name)
+        torch.manual_seed(0)
+        layers = {
+            key: layer.to(dtype).eval()
+            for key, layer in (our_layers(width, heads) | timm_layers(width, heads)).items()
+        }
+        x = torch.randn(options.batch, tokens, width, dtype=dtype)
+        mask = causal(tokens) if is_causal else None
+        for mode in options.modes:
+            print(f"\n{shape}, {name}, {mode}", flush=True)
+            if mode == "memory":
+                print_memory(layers, x, mask)
+            else:
+                print_times(mode, layers, x, mask, seconds=options.seconds, clock=clock)
 
 
 if __name__ == "__main__":
