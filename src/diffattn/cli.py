@@ -123,7 +123,6 @@ def demo(words: list[str]) -> None:
     parser.add_argument("--out", type=str, default="runs/demo", help="folder of the runs and the page")
     options = parser.parse_args(words)
     from diffattn.experiments.demo import run_demo
-
     from diffattn.report.terminal import show_records
 
     records, page = run_demo(options.out, progress=sys.stderr.isatty(), report=_tell)
