@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from diffattn.models.attention import ATTENTION, Attention, DifferentialAttention, kernels
+from diffattn.models.attention.plain import plain_attention
 from diffattn.models.capture import record
 from diffattn.models.zoo import create_model
 
@@ -75,7 +76,7 @@ def both_ways(layer: Attention, x: Tensor, mask: Tensor | None) -> tuple[list[Te
     if packed.weight is not None:
         leaves.append(packed.weight.detach().requires_grad_())
     results = []
-    for function in (kernels.attend, kernels.plain):
+    for function in (kernels.attend, plain_attention):
         out = function(leaves[0], leaves[1] if len(leaves) > 1 else None, mask, packed.layout)
         upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(3)).to(out.dtype)
         results.append([out.detach(), *torch.autograd.grad(out, leaves, upstream)])
@@ -110,6 +111,25 @@ def test_rows_that_see_nothing_have_no_context(variant: str) -> None:
     merged = kernels.attend(packed.projection, packed.weight, mask, packed.layout)
     assert (merged[:, 2] == 0).all()
     assert (merged[:, [0, 1, 3, 4]] != 0).all()
+
+
+def test_lowest_float32_in_a_mask_hides_in_bfloat16_without_becoming_infinite() -> None:
+    layer, x = make("V1", torch.bfloat16), tokens(torch.bfloat16)
+    mask = torch.zeros(TOKENS, TOKENS).masked_fill(~masks()["causal"], torch.finfo(torch.float32).min)
+    mask[2] = torch.finfo(torch.float32).min
+    branches = layer.branches(x, mask)
+    assert branches.mask is not None
+    assert not branches.mask.any()
+    torch.testing.assert_close(branches.maps[0][:, :, 2], torch.full((BATCH, HEADS, TOKENS), 0.2).bfloat16())
+    torch.testing.assert_close(layer(x, attn_mask=mask), layer.output(branches.context), rtol=0.05, atol=0.05)
+
+
+def test_a_mask_changed_before_the_backward_pass_is_an_error() -> None:
+    mask = torch.ones(TOKENS, TOKENS, dtype=torch.bool).tril()
+    out = make("V1")(tokens().requires_grad_(), attn_mask=mask)
+    mask.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
 
 
 @pytest.mark.usefixtures("regime")

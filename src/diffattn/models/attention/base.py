@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from diffattn.config import require, require_positive_integer, require_probability
 from diffattn.models.attention import kernels
+from diffattn.models.attention.plain import Layout, hidden_entries, plain_maps
 from diffattn.registry import Registry
 
 ATTENTION: Registry[Callable[..., Attention]] = Registry("attention layer")
@@ -117,18 +118,18 @@ class Packed:
 
     projection: Tensor
     weight: Tensor | None
-    layout: kernels.Layout
+    layout: Layout
 
     def branches(self, attn_mask: Tensor | None) -> Branches:
         """The maps, by plain operations."""
         query, key, value = self.layout.split(self.projection)
-        maps = kernels.plain_maps(query, key, attn_mask, self.layout)
+        maps = plain_maps(query, key, attn_mask, self.layout)
         if self.layout.value_heads < self.layout.heads:
             value = value.repeat_interleave(self.layout.heads // self.layout.value_heads, dim=1)
         split = maps.unflatten(1, (-1, self.layout.branches)).unbind(dim=2)
         one = maps.new_ones(())
         weights = (one,) if self.weight is None else (one, self.weight)
-        mask = None if attn_mask is None else kernels.hidden_entries(attn_mask)
+        mask = None if attn_mask is None else hidden_entries(attn_mask)
         return Branches(split, weights, ("softmax",) * len(split), (value,) * len(split), mask)
 
 
@@ -182,10 +183,10 @@ class Attention(nn.Module, ABC):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None) -> Tensor:
         """Attend.
 
-        Two paths: on CPU a kernel that keeps no map, with gradients of any order (`kernels`); plain operations
-        where a map is dropped out, under forward-mode AD and functorch transforms, in compiled code, on other
-        devices, and for a variant with `branches` of its own. Listeners do not choose the path, so they change
-        no bit of the output: beside the kernel, the branches they hear are made from the same projection by
+        Two paths: on CPU a kernel with gradients of any order that keeps small maps only (`kernels`); plain
+        operations where a map is dropped out, under forward-mode AD and functorch transforms, in compiled code, on
+        other devices, and for a variant with `branches` of its own. Listeners do not choose the path, so they
+        change no bit of the output: beside the kernel, the branches they hear are made from the same projection by
         plain operations, and belong to the graph as outputs of x, not as the way to the layer's output.
 
         Args:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from diffattn.config import require
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
-from diffattn.models.attention.kernels import Layout, unit_rms
+from diffattn.models.attention.plain import Layout, unit_rms
 
 SUB_NORM_EPS = 1e-5
 LAMBDA_STD = 0.1

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from diffattn.config import require, require_positive_integer
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
-from diffattn.models.attention.kernels import Layout
+from diffattn.models.attention.plain import Layout
 
 
 @ATTENTION.register("differential_v2")

@@ -1,8 +1,7 @@
 """Attention on CPU a few samples at a time, with a backward pass of its own.
 
-A packed projection holds queries, keys and values side by side, [B, N, columns]. The kernel walks over the batch so
-that the maps of one step stay in cache, writes each gradient straight into the packed gradient, and keeps the maps
-between the passes only while they are small. Letters as in `base`; K key heads.
+The kernel walks over the batch so that the maps of one step stay in cache, writes each gradient straight into the
+packed gradient, and keeps the maps between the passes only while they are small. Letters as in `base` and `plain`.
 """
 
 from __future__ import annotations
@@ -15,57 +14,14 @@ import torch
 from torch import Tensor
 from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
-from torch.nn import functional as F
+
+from diffattn.models.attention.plain import Layout, hidden_entries, narrow_mask, plain_attention
 
 CHUNK_BYTES = 2**21
 """Maps worked on at a time: they stay in a core's second-level cache."""
 
 KEEP_BYTES = 2**25
 """Up to this size a layer's maps are kept for the backward pass; above, they are made again."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the columns of a packed projection are cut: M d queries, K d keys, then the value heads, v wide.
-
-    Args:
-        heads: output heads H.
-        branches: maps a head, 1 or 2; those of head i are adjacent.
-        key_heads: K, a divisor of M; adjacent maps share a key head.
-        value_heads: a divisor of H; adjacent heads share a value head.
-        width: d.
-        value_width: v.
-        norm_eps: with a number, the context of each token and head is divided by its root mean square
-            sqrt(mean(context^2) + norm_eps).
-    """
-
-    heads: int
-    branches: int
-    key_heads: int
-    value_heads: int
-    width: int
-    value_width: int
-    norm_eps: float | None = None
-
-    @property
-    def scale(self) -> float:
-        """1 / sqrt(d)."""
-        return self.width**-0.5
-
-    @property
-    def maps(self) -> int:
-        """M."""
-        return self.heads * self.branches
-
-    def split(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views [B, M, N, d], [B, K, N, d] and [B, value heads, N, v] of [B, N, columns]."""
-        widths = (self.maps * self.width, self.key_heads * self.width, self.value_heads * self.value_width)
-        query, key, value = packed.split(widths, dim=-1)
-        return (
-            query.unflatten(-1, (-1, self.width)).transpose(1, 2),
-            key.unflatten(-1, (-1, self.width)).transpose(1, 2),
-            value.unflatten(-1, (-1, self.value_width)).transpose(1, 2),
-        )
 
 
 @dataclass(frozen=True)
@@ -82,7 +38,7 @@ class _Mask:
         if attn_mask.dtype == torch.bool:
             bias = torch.zeros_like(attn_mask, dtype=dtype).masked_fill_(~attn_mask, -torch.inf)
         else:
-            bias = attn_mask.detach().to(dtype)
+            bias = narrow_mask(attn_mask.detach(), dtype).masked_fill_(hidden_entries(attn_mask), -torch.inf)
         if bias.ndim == 4 and bias.shape[1] > 1:
             bias = bias.repeat_interleave(layout.branches, dim=1)
         blind = (bias == -torch.inf).all(dim=-1, keepdim=True)
@@ -108,7 +64,7 @@ def usable(packed: Tensor, weight: Tensor | None, attn_mask: Tensor | None) -> b
 def attend(packed: Tensor, weight: Tensor | None, attn_mask: Tensor | None, layout: Layout) -> Tensor:
     """merge((A_1 + weight A_2) V), the sum of one or two softmax maps, [B, N, H v]; see `Layout.norm_eps`.
 
-    Its gradient is taken chunk by chunk; a second derivative goes through `plain`.
+    Its gradient is taken chunk by chunk; a second derivative goes through `plain_attention`.
 
     Args:
         packed: [B, N, columns].
@@ -117,56 +73,6 @@ def attend(packed: Tensor, weight: Tensor | None, attn_mask: Tensor | None, layo
         layout: the columns.
     """
     return _Attend.apply(packed, weight, attn_mask, layout)
-
-
-def plain_maps(query: Tensor, key: Tensor, attn_mask: Tensor | None, layout: Layout) -> Tensor:
-    """The softmax maps [B, M, N, N] of `Layout.split`'s query and key by plain operations."""
-    stacked = (query * layout.scale).unflatten(1, (layout.key_heads, -1)).flatten(2, 3)
-    scores = (stacked @ key.transpose(-2, -1)).view(*query.shape[:3], -1)
-    return masked_softmax(scores, attn_mask, maps_per_head=layout.branches)
-
-
-def plain(packed: Tensor, weight: Tensor | None, attn_mask: Tensor | None, layout: Layout) -> Tensor:
-    """What `attend` computes by plain operations, with every derivative."""
-    query, key, value = layout.split(packed)
-    maps = plain_maps(query, key, attn_mask, layout)
-    if weight is not None:
-        first, second = maps.unflatten(1, (-1, 2)).unbind(dim=2)
-        maps = torch.addcmul(first, second, weight)
-    stacked = maps.unflatten(1, (layout.value_heads, -1)).flatten(2, 3)
-    context = (stacked @ value).view(*maps.shape[:3], -1)
-    if layout.norm_eps is not None:
-        context = unit_rms(context, layout.norm_eps)
-    return context.transpose(1, 2).flatten(2)
-
-
-def unit_rms(context: Tensor, eps: float) -> Tensor:
-    """Context / sqrt(mean(context^2) + eps) over the last dimension."""
-    return F.rms_norm(context, context.shape[-1:], None, eps)
-
-
-def masked_softmax(scores: Tensor, attn_mask: Tensor | None, *, maps_per_head: int = 1) -> Tensor:
-    """Softmax over the keys that the mask shows; a row that sees no key is zero, not NaN.
-
-    Args:
-        scores: [B, M, queries, keys], M = H * maps_per_head.
-        attn_mask: as in `Attention.forward`.
-        maps_per_head: adjacent maps that share a mask head.
-    """
-    if attn_mask is None:
-        return scores.softmax(dim=-1)
-    if attn_mask.ndim == 4 and attn_mask.shape[1] > 1:
-        attn_mask = attn_mask.repeat_interleave(maps_per_head, dim=1)
-    visible = ~hidden_entries(attn_mask)
-    if attn_mask.is_floating_point():
-        scores = scores + attn_mask.masked_fill(~visible, 0.0).to(scores.dtype)
-    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
-    return scores.softmax(dim=-1).masked_fill(~visible, 0.0)
-
-
-def hidden_entries(attn_mask: Tensor) -> Tensor:
-    """True where the layer never looks: where a bool mask is False or a float mask is -inf."""
-    return ~attn_mask if attn_mask.dtype == torch.bool else attn_mask == -torch.inf
 
 
 class _Attend(torch.autograd.Function):
@@ -179,6 +85,7 @@ class _Attend(torch.autograd.Function):
     ) -> Tensor:
         batch, tokens, _ = packed.shape
         mask = _Mask.of(attn_mask, layout, packed.dtype)
+        wide = torch.promote_types(packed.dtype, torch.float32)
         size = batch * layout.maps * tokens**2 * packed.element_size()
         keep = any(ctx.needs_input_grad) and size <= KEEP_BYTES
         kept: list[Tensor] = []
@@ -194,12 +101,12 @@ class _Attend(torch.autograd.Function):
             if inverse is None:
                 merged[part] = context
                 continue
-            norm = torch.linalg.vector_norm(context, dim=-1, keepdim=True)
+            norm = torch.linalg.vector_norm(context, dim=-1, keepdim=True, dtype=wide)
             inverse[part] = (norm.square() / layout.value_width + layout.norm_eps).rsqrt()
             torch.mul(context, inverse[part], out=merged[part])
         merged = merged.flatten(2)
-        ctx.attn_mask, ctx.layout = attn_mask, layout
-        ctx.save_for_backward(packed, weight, None if inverse is None else merged, inverse, *kept)
+        ctx.layout = layout
+        ctx.save_for_backward(packed, weight, attn_mask, None if inverse is None else merged, inverse, *kept)
         return merged
 
     @staticmethod
@@ -217,9 +124,9 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
     dS = w P * (dA - rowsum(P * dA)), and the weight's gradient is rowsum(P * dA). w is a number a row, so it is
     applied to the narrow Q and dQ and not to dS.
     """
-    packed, weight, merged, inverse, *kept = ctx.saved_tensors
+    packed, weight, attn_mask, merged, inverse, *kept = ctx.saved_tensors
     layout, tokens = ctx.layout, packed.shape[1]
-    mask = None if kept else _Mask.of(ctx.attn_mask, layout, packed.dtype)
+    mask = None if kept else _Mask.of(attn_mask, layout, packed.dtype)
     into = torch.empty_like(packed)
     into_weight = None
     if weight is not None and ctx.needs_input_grad[1]:
@@ -259,11 +166,11 @@ def _through_norm(grad: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
 
 def _plain_gradients(ctx: Any, grad: Tensor) -> list[Tensor | None]:
     """The same gradients by plain operations, themselves differentiable."""
-    packed, weight, *_ = ctx.saved_tensors
+    packed, weight, attn_mask, *_ = ctx.saved_tensors
     again = torch.is_grad_enabled()
     needed = ctx.needs_input_grad[:2]
     with torch.enable_grad():
-        merged = plain(packed, weight, ctx.attn_mask, ctx.layout)
+        merged = plain_attention(packed, weight, attn_mask, ctx.layout)
         wanted: list[Tensor] = [one for one, need in zip((packed, weight), needed, strict=True) if need]
         found = iter(torch.autograd.grad(merged, wanted, grad, create_graph=again))
     return [next(found) if need else None for need in needed]

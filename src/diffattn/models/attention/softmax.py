@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from diffattn.config import require
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
-from diffattn.models.attention.kernels import Layout
+from diffattn.models.attention.plain import Layout
 
 
 @ATTENTION.register("softmax")
