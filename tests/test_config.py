@@ -8,7 +8,8 @@ from fractions import Fraction
 
 import pytest
 
-from diffattn.config import ViTConfig, format_eps, from_mapping, parse_eps
+from diffattn.checks import from_mapping
+from diffattn.config import ViTConfig, format_eps, parse_eps
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from diffattn import __version__
-from diffattn.config import require
+from diffattn.checks import require
 from diffattn.registry import Registry
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from diffattn.config import from_mapping
+from diffattn.checks import from_mapping
 from diffattn.experiments import study as module
 from diffattn.experiments.findings.first_light import show, summary
 from diffattn.experiments.study import AuditPlan, Study, make_attack, run_study

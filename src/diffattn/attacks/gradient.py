@@ -13,7 +13,8 @@ from torch import Tensor
 from diffattn.attacks.base import ATTACKS, AttackResult, Model, Progress, guarded
 from diffattn.attacks.ledger import Ledger
 from diffattn.attacks.losses import LOSSES, Loss, choose_loss
-from diffattn.config import parse_eps, require, require_positive_integer
+from diffattn.checks import require, require_positive_integer
+from diffattn.config import parse_eps
 from diffattn.threat_model import Threat
 
 Precision = Literal["float32", "bfloat16"]

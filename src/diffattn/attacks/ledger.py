@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diffattn.attacks.base import STATUSES, AttackResult, Model, logits_of
-from diffattn.config import require_positive_integer
+from diffattn.checks import require_positive_integer
 from diffattn.threat_model import Threat
 from diffattn.validation import check_images, check_labels
 

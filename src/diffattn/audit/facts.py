@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from diffattn.config import require
+from diffattn.checks import require
 from diffattn.statistics import Interval
 
 FORMAT_VERSION = 1

@@ -29,7 +29,7 @@ from diffattn.audit.measure import (
     sensitivity_facts,
 )
 from diffattn.audit.record import HISTORY, AuditRecord, read_record, write_record
-from diffattn.config import require
+from diffattn.checks import require
 from diffattn.data.images import ImageData
 from diffattn.files import read_json
 from diffattn.models.capture import attention_layers

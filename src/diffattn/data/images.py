@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffattn.config import require_positive_integer
+from diffattn.checks import require_positive_integer
 from diffattn.data.decode import UnreadableImage, decode_image, resize_and_crop
 from diffattn.data.sources import Row, Source, find_path, find_registered, iterate_rows, read_class_names
 from diffattn.registry import Registry

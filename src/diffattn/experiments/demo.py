@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from diffattn.audit.record import AuditRecord
-from diffattn.config import from_mapping
+from diffattn.checks import from_mapping
 from diffattn.experiments.study import Report, Study, run_study
 from diffattn.presets import read_preset
 from diffattn.report.html import write_report

@@ -10,7 +10,8 @@ from typing import Any
 from diffattn.attacks.base import ATTACKS, Attack
 from diffattn.audit.record import RECORD, AuditRecord, read_record
 from diffattn.audit.run import run_audit
-from diffattn.config import TrainConfig, from_mapping, require, train_config_from_mapping
+from diffattn.checks import from_mapping, require
+from diffattn.config import TrainConfig, train_config_from_mapping
 from diffattn.data.images import ImageData, load_data
 from diffattn.presets import read_preset
 from diffattn.threat_model import Threat, make_threat

@@ -13,7 +13,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from diffattn.config import ViTConfig, from_mapping
+from diffattn.checks import from_mapping
+from diffattn.config import ViTConfig
 from diffattn.files import read_json, write_atomic, write_json_atomic
 from diffattn.models.vit import VisionTransformer
 

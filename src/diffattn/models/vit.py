@@ -7,7 +7,8 @@ import warnings
 import torch
 from torch import Tensor, nn
 
-from diffattn.config import ViTConfig, require
+from diffattn.checks import require
+from diffattn.config import ViTConfig
 from diffattn.models.attention import ATTENTION
 
 with warnings.catch_warnings():

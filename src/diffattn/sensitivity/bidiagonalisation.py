@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from diffattn.config import require
+from diffattn.checks import require
 
 WINDOW, GROWTH = 3, 0.1
 """A value is settled only if the last 3 steps raised it by at most 0.1 rtol: a start that nearly misses the top

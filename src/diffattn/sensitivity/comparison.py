@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 
-from diffattn.config import require
+from diffattn.checks import require
 from diffattn.statistics import Interval, bootstrap_interval, wilson_interval
 
 _PLACE = ["index", "wrt", "reading"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from diffattn.config import require
+from diffattn.checks import require
 from diffattn.seeding import keyed_uniform
 
 EXACT_LIMIT = 2048

@@ -9,7 +9,7 @@ import polars as pl
 import torch
 from torch import Tensor, nn
 
-from diffattn.config import require, require_positive_integer
+from diffattn.checks import require, require_positive_integer
 from diffattn.models.capture import attention_layers, record
 from diffattn.sensitivity.directions import resolve_probes
 from diffattn.sensitivity.evaluation import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from diffattn.config import require, require_number, require_positive_integer
+from diffattn.checks import require, require_number, require_positive_integer
 from diffattn.models.adapters import adapt
 from diffattn.seeding import keyed_normal
 from diffattn.sensitivity.ball import largest_ratio

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from diffattn.audit.record import AuditRecord
-from diffattn.config import from_mapping
+from diffattn.checks import from_mapping
 from diffattn.experiments.findings.base import FINDINGS
 from diffattn.experiments.study import Report, Runs, Study, run_study
 from diffattn.files import write_atomic

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffattn.config import require, require_positive_integer, require_probability
+from diffattn.checks import require, require_positive_integer, require_probability
 from diffattn.models.attention import kernels
 from diffattn.models.attention.plain import Layout, hidden_entries, plain_maps
 from diffattn.registry import Registry

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffattn.config import require
+from diffattn.checks import require
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
 from diffattn.models.attention.plain import Layout, unit_rms
 

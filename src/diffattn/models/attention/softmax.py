@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffattn.config import require
+from diffattn.checks import require
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
 from diffattn.models.attention.plain import Layout
 
