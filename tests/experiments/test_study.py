@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from diffattn.checks import from_mapping
@@ -46,6 +47,11 @@ def test_a_study_runs_compares_summarises_and_resumes(tmp_path, monkeypatch) -> 
 
     text = summary(runs, study.seeds)
     assert "| DiffViT | 1 |" in text
+    gap = np.mean([r.attacks[0].asr for r in runs["DiffViT", 1]]) - np.mean(
+        [r.attacks[0].asr for r in runs["ViT", 1]]
+    )
+    line = next(line for line in text.splitlines() if line.startswith("| DiffViT − ViT, by seed | 1 |"))
+    assert float(line.split("|")[4].split()[0]) == pytest.approx(gap, abs=5e-3)
     assert text.count("| ViT | 1 |") == 2
 
     def never(*_: object, **__: object) -> None:
@@ -87,6 +93,7 @@ def test_bad_studies_are_refused() -> None:
 
 def test_figures_are_shown_with_their_interval() -> None:
     assert show(mean_interval([0.5])) == "0.5"
+    assert show(mean_interval([0.7, 1.0]), 0, 1) == "0.85 [0, 1]"
     assert show(mean_interval([0.4, 0.5, 0.6])) == "0.5 [0.252, 0.748]"
 
 

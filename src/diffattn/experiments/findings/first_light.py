@@ -17,6 +17,7 @@ from diffattn.report.html import write_report
 from diffattn.statistics import Interval, mean_interval
 
 COMMAND = "diffattn finding first-light"
+_LIMITS = {"cos_theta": (-1, 1), "negative_share": (0, 1)}
 
 
 @FINDINGS.register("first-light")
@@ -58,21 +59,34 @@ def summary(runs: Runs, seeds: Sequence[int]) -> str:
 
 
 def _attack_table(runs: Runs) -> list[str]:
-    budgets = [(facts.eps, index) for index, facts in enumerate(next(iter(runs.values()))[0].attacks)]
+    first = next(iter(runs.values()))[0]
     lines = [
         "| model | D | clean accuracy | "
-        + " | ".join(f"ASR at {eps}" for eps, _ in budgets)
+        + " | ".join(f"ASR at {facts.eps}" for facts in first.attacks)
         + " | clean-correct |",
-        "|---|---|---|" + "---|" * (len(budgets) + 1),
+        "|---|---|---|" + "---|" * (len(first.attacks) + 1),
     ]
+    reference: dict[int | None, list[AuditRecord]] = {}
     for (label, depth), records in _by_depth(runs):
-        shares = [
-            show(mean_interval([_number(record.attacks[index].asr) for record in records])) for _, index in budgets
-        ]
-        clean = show(mean_interval([record.clean.accuracy for record in records]))
+        shares = [show(mean_interval(values), 0, 1) for values in _columns(records)]
         counts = ", ".join(str(record.clean.correct) for record in records)
-        lines.append(f"| {label} | {depth} | {clean} | {' | '.join(shares)} | {counts} of {records[0].clean.n} |")
+        lines.append(f"| {label} | {depth} | {' | '.join(shares)} | {counts} of {records[0].clean.n} |")
+        base = reference.setdefault(depth, records)
+        if base is not records:
+            pairs = zip(_columns(records), _columns(base), strict=True)
+            gaps = [show(mean_interval(np.subtract(own, other)), -1, 1) for own, other in pairs]
+            name = next(one for (one, at), found in runs.items() if at == depth and found is base)
+            lines.append(f"| {label} − {name}, by seed | {depth} | {' | '.join(gaps)} | |")
     return lines
+
+
+def _columns(records: Sequence[AuditRecord]) -> list[list[float]]:
+    """Clean accuracy, then the ASR of each attack: a value a seed."""
+    clean = [record.clean.accuracy for record in records]
+    return [
+        clean,
+        *([_number(one.asr) for one in column] for column in zip(*(r.attacks for r in records), strict=True)),
+    ]
 
 
 def _layer_table(runs: Runs) -> list[str]:
@@ -102,7 +116,7 @@ def _over_seeds(records: Sequence[AuditRecord], index: int, name: str) -> str:
         if (row.index, row.head, row.wrt, row.reading, row.lambda_) == (index, "all", "input", "jacobian", "frozen")
     ]
     values = [figure.value for figure in found if figure is not None and figure.value is not None]
-    return show(mean_interval(values)) if values else "–"
+    return show(mean_interval(values), *_LIMITS.get(name, ())) if values else "–"
 
 
 def _lipschitz_over_seeds(records: Sequence[AuditRecord], index: int, of: str) -> str:
@@ -119,8 +133,8 @@ def _number(value: float | None) -> float:
     return np.nan if value is None else value
 
 
-def show(interval: Interval) -> str:
-    """`0.512 [0.490, 0.534]`, or the bare number where one seed gives no interval."""
+def show(interval: Interval, low: float = -np.inf, high: float = np.inf) -> str:
+    """`0.512 [0.490, 0.534]`, cut to what is possible; the bare number where one seed gives no interval."""
     if np.isnan(interval.low):
         return f"{interval.value:.3g}"
-    return f"{interval.value:.3g} [{interval.low:.3g}, {interval.high:.3g}]"
+    return f"{interval.value:.3g} [{max(low, interval.low):.3g}, {min(high, interval.high):.3g}]"
