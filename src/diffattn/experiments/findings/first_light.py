@@ -91,14 +91,15 @@ def _columns(records: Sequence[AuditRecord]) -> list[list[float]]:
 
 def _layer_table(runs: Runs) -> list[str]:
     lines = [
-        "| model | D | layer | cos θ (input) | share cos θ < 0 | λρ | gradient of the combined map "
-        "| Lipschitz estimate, map | Lipschitz estimate, output |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| model | D | layer | cos θ | share cos θ < 0 | λρ | Jacobian norm of the combined map "
+        "| loss gradient through it, to the pixels | Lipschitz estimate, map | Lipschitz estimate, output |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (label, depth), records in _by_depth(runs):
         for index in range(depth or 0):
             cells = [_over_seeds(records, index, name) for name in ("cos_theta", "negative_share", "lambda_rho")]
             cells.append(_over_seeds(records, index, "norm_combined"))
+            cells.append(_over_seeds(records, index, "norm_combined", wrt="pixels", reading="loss"))
             cells += [_lipschitz_over_seeds(records, index, of) for of in ("map", "output")]
             lines.append(f"| {label} | {depth} | {index} | {' | '.join(cells)} |")
     return lines
@@ -108,12 +109,14 @@ def _by_depth(runs: Runs) -> list[tuple[tuple[str, int | None], list[AuditRecord
     return sorted(runs.items(), key=lambda item: item[0][1] or 0)
 
 
-def _over_seeds(records: Sequence[AuditRecord], index: int, name: str) -> str:
+def _over_seeds(
+    records: Sequence[AuditRecord], index: int, name: str, *, wrt: str = "input", reading: str = "jacobian"
+) -> str:
     found = [
         getattr(row, name)
         for record in records
         for row in record.sensitivity
-        if (row.index, row.head, row.wrt, row.reading, row.lambda_) == (index, "all", "input", "jacobian", "frozen")
+        if (row.index, row.head, row.wrt, row.reading, row.lambda_) == (index, "all", wrt, reading, "frozen")
     ]
     values = [figure.value for figure in found if figure is not None and figure.value is not None]
     return show(mean_interval(values), *_LIMITS.get(name, ())) if values else "–"
