@@ -43,8 +43,10 @@ def test_a_restored_optimiser_goes_on_as_the_one_that_was_saved(tmp_path):
     other, others = stepped(1)
     loaded = load_state(tmp_path)
     assert loaded[:4] == run_state({})[:4]
+    kept = {name: value.clone() for name, value in loaded.tensors.items()}
     restore_tensors(loaded.tensors, other, others)
     stepped(3, other, others)
+    assert all(torch.equal(value, kept[name]) for name, value in loaded.tensors.items())
     for mine, theirs in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, theirs)
         assert optimizer.state[mine]["step"] == others.state[theirs]["step"] == 6
