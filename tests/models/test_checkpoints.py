@@ -130,3 +130,11 @@ def test_no_checkpoint_is_said_so(tmp_path) -> None:
         load_model(tmp_path)
     with pytest.raises(ValueError, match="it has no config.json"):
         load_model("no/such/place")
+
+
+def test_loading_leaves_the_global_generator_alone(saved) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    load_model(saved[1])
+    assert torch.equal(torch.rand(2), expected)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -127,4 +128,9 @@ def _build(description: Any, path: Path) -> VisionTransformer:
     config = description.get("config")
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold 'config', an object; got {type(config).__name__}")
-    return VisionTransformer(from_mapping(ViTConfig, config, what=str(path)), name=str(description.get("name", "")))
+    with torch.random.fork_rng(
+        devices=()
+    ):  # the initial weights are overwritten: leave the caller's generator alone
+        return VisionTransformer(
+            from_mapping(ViTConfig, config, what=str(path)), name=str(description.get("name", ""))
+        )
