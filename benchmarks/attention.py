@@ -9,12 +9,15 @@ shared machine `--one-thread` counts the time of one thread, which waits for nob
 from __future__ import annotations
 
 import argparse
+import os
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, product
 from statistics import median
+
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # read when torch loads: the profiler says nothing of itself
 
 import torch
 from torch import Tensor, nn
