@@ -25,7 +25,7 @@ def data_root() -> Path:
 def digit_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A softmax and a differential model, trained for a few seconds on digits: checkpoint directories by name."""
     from diffattn.config import train_config_from_mapping
-    from diffattn.train.loop import train
+    from diffattn.train.loop import train_model
 
     paths = {}
     for name, options in (("vit", {}), ("diffvit", {"lambda_init": 0.8})):
@@ -37,5 +37,5 @@ def digit_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
                 "optim": {"epochs": 4, "batch_size": 32, "lr": 0.004},
             }
         )
-        train(config, paths[name])
+        train_model(config, paths[name])
     return paths

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from diffattn import __version__
 from diffattn.audit.record import read_record
-from diffattn.cli import COMMANDS, main
+from diffattn.cli import COMMANDS, _distinct_names, main
 from diffattn.data.images import load_data
 from diffattn.models.checkpoints import load_model
 
@@ -153,7 +153,9 @@ def test_interruption_is_said_and_not_a_traceback(capsys, monkeypatch) -> None:
     monkeypatch.setitem(COMMANDS._entries, "report", interrupted)
     code, _, err = run(capsys, "report", "x")
     assert code == 130
-    assert "interrupted" in err
+    assert err == "diffattn: interrupted\n"
+    monkeypatch.setitem(COMMANDS._entries, "train", interrupted)
+    assert "goes on where it stopped" in run(capsys, "train", "x")[2]
 
 
 def test_runs_as_a_module() -> None:
@@ -161,3 +163,57 @@ def test_runs_as_a_module() -> None:
         [sys.executable, "-m", "diffattn", "--version"], capture_output=True, text=True, check=False
     )
     assert done.stdout.strip() == f"diffattn {__version__}"
+
+
+def test_options_that_no_model_takes_are_refused_wherever_they_stand(capsys, tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: {name: diffvit_micro_patch2_8, lamda_init: 0.8}")
+    code, _, err = run(capsys, "train", path, "--out", tmp_path / "a")
+    assert code == 2
+    assert "has no option lamda_init" in err
+    path.write_text(
+        "model: {name: diffvit_micro_patch2_8, depth: 1, attention_options: {lambda_init: 0.7}}\n"
+        "data: {limit: 32, val_limit: 16}\noptim: {epochs: 1}"
+    )
+    assert run(capsys, "train", path, "--out", tmp_path / "b")[0] == 0
+    assert load_model(tmp_path / "b").blocks[0].attn.lambda_init == 0.7
+
+
+@pytest.mark.parametrize("command", ["train", "attack", "audit", "demo"])
+def test_an_out_that_cannot_be_written_is_refused_before_any_work(capsys, tmp_path, digit_models, command) -> None:
+    taken = tmp_path / "file"
+    taken.write_text("")
+    words = {
+        "train": ["train", "digits"],
+        "attack": ["attack", digit_models["vit"], "--data", "digits"],
+        "audit": ["audit", digit_models["vit"], "--data", "digits"],
+        "demo": ["demo"],
+    }[command]
+    code, _, err = run(capsys, *words, "--out", taken)
+    assert code == 2
+    assert "--out must be a folder that can be written to" in err
+    assert "attack" not in err
+
+
+def test_audit_checks_everything_before_it_works(capsys, tmp_path, digit_models) -> None:
+    vit = digit_models["vit"]
+    for words, message in (
+        ([vit, "nowhere"], "nowhere is no diffattn checkpoint directory"),
+        ([vit, "--probes", "abc"], "probes must be 'exact', 'auto' or an integer"),
+        ([vit, "--probes", "2"], "probes must be 'exact', 'auto' or an integer of at least 4"),
+        ([vit, "--radius", "0"], "radii must be a number above 0; got 0"),
+        ([vit, "--seed", "-1"], "seed must be an integer of at least 0; got -1"),
+        ([vit, "--sensitivity-samples", "-3"], "sensitivity_samples must be an integer of at least 0; got -3"),
+    ):
+        code, _, err = run(capsys, "audit", *words, "--data", "digits", "--limit", 8, "--out", tmp_path / "o")
+        assert code == 2
+        assert message in err
+        assert "clean accuracy" not in err
+    code, _, err = run(capsys, "audit", vit, "--data", "digits", "--out", vit.parent)
+    assert code == 2
+    assert "--out must be a folder of its own" in err
+
+
+def test_names_of_audited_models_are_distinct() -> None:
+    assert _distinct_names(["x/a", "y/a", "a-2"]) == ["a", "a-3", "a-2"]
+    assert _distinct_names(["x/a", "b"]) == ["a", "b"]

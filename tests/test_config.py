@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
@@ -55,5 +56,8 @@ def test_public_names_exist_and_unknown_ones_do_not() -> None:
 
     for name in dir(diffattn):
         assert getattr(diffattn, name) is not None
+        assert getattr(diffattn, name) is getattr(diffattn, name)
+    folders = {path.stem for path in Path(diffattn.__file__).parent.iterdir()}
+    assert not folders & set(dir(diffattn))  # importing a subpackage would take its name's place
     with pytest.raises(AttributeError, match="module 'diffattn' has no attribute 'nonsense'"):
         diffattn.nonsense  # noqa: B018

@@ -28,7 +28,7 @@ _PUBLIC = {
     "record": "diffattn.models.capture",
     "run_audit": "diffattn.audit.run",
     "save_model": "diffattn.models.checkpoints",
-    "train": "diffattn.train.loop",
+    "train_model": "diffattn.train.loop",
     "write_report": "diffattn.report.html",
 }
 

@@ -25,10 +25,15 @@ def require(condition: bool, message: str) -> None:
         raise ValueError(message)
 
 
+def is_positive_integer(value: Any) -> bool:
+    """Whether it is an int of at least 1 (a bool is not)."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
 def require_positive_integer(name: str, value: Any) -> None:
     """Raise unless `value` is an int of at least 1 (a bool is not)."""
     require(
-        isinstance(value, int) and not isinstance(value, bool) and value >= 1,
+        is_positive_integer(value),
         f"{name} must be an integer of at least 1; got {value!r}",
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 Command = Callable[[list[str]], None]
 
 COMMANDS: Registry[Command] = Registry("command")
+RESUMABLE = ("demo", "train", "finding")
 SUMMARY = """usage: diffattn COMMAND [OPTIONS]
 
 How sensitive is this model's attention, and what can be done about it?
@@ -49,16 +51,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     try:
         COMMANDS[words[0]](words[1:])
-    except ValueError as error:
-        print(f"diffattn: {error}", file=sys.stderr)
-        return 2
     except KeyboardInterrupt:
-        print("diffattn: interrupted; the same command goes on where it stopped", file=sys.stderr)
+        more = "; the same command goes on where it stopped" if words[0] in RESUMABLE else ""
+        print(f"diffattn: interrupted{more}", file=sys.stderr)
         return 130
     except BrokenPipeError:
         # The reader of our output (head, less) has left; nothing is wrong, and nothing more can be said.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (ValueError, OSError) as error:
+        print(f"diffattn: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
@@ -95,7 +98,7 @@ def _load_data(options: Namespace, model: Any) -> Any:
         options.data,
         split=options.split,
         limit=options.limit,
-        image_size=None if options.data == "digits" else model.config.image_size,
+        image_size=model.config.image_size,
         in_chans=model.config.in_chans,
         root=options.data_root,
     )
@@ -108,6 +111,20 @@ def _attack_of(options: Namespace) -> Any:
     if options.attack != "fgsm":
         chosen |= {"steps": options.steps, "restarts": options.restarts}
     return make_attack(options.attack, **chosen)
+
+
+def _writable(out: str | Path) -> Path:
+    """The folder `out`, made and written to once, so that hours of work do not end at a closed door."""
+    folder = Path(out)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--out must be a folder that can be written to; got {str(out)!r:.200}: {error.strerror}"
+        ) from None
+    return folder
 
 
 def _tell(line: str) -> None:
@@ -125,6 +142,7 @@ def demo(words: list[str]) -> None:
     from diffattn.experiments.demo import run_demo
     from diffattn.report.terminal import show_records
 
+    _writable(options.out)
     records, page = run_demo(options.out, progress=sys.stderr.isatty(), report=_tell)
     show_records(records)
     print(f"\nPage: {page}")
@@ -148,12 +166,12 @@ def train(words: list[str]) -> None:
     add_train_arguments(parser, base)
     options = parser.parse_args(words)
     require(named, "the preset comes before the options: diffattn train PRESET --out DIR ...")
-    from diffattn.train.loop import HISTORY
-    from diffattn.train.loop import train as run
+    from diffattn.train.loop import HISTORY, train_model
 
+    _writable(options.out)
     shown = sys.stderr.isatty()
-    run(
-        train_config_of(options.as_dict()),
+    train_model(
+        train_config_of(options.as_dict(), base),
         options.out,
         resume=not options.restart,
         progress=shown,
@@ -190,6 +208,8 @@ def attack(words: list[str]) -> None:
     chosen = _attack_of(options)
     model = load_model(options.model)
     data = _load_data(options, model)
+    if options.out is not None:
+        _writable(options.out)
     facts = attack_and_keep(
         model,
         data,
@@ -216,10 +236,12 @@ def audit(words: list[str]) -> None:
         "--lipschitz-samples", type=int, default=32, help="images for Lipschitz estimates, 0 for none"
     )
     parser.add_argument("--radius", type=float, nargs="*", default=[], help="balls, as shares of the tokens' norm")
-    parser.add_argument("--probes", type=str, default="auto", help="auto, exact, or a number of random probes")
+    parser.add_argument(
+        "--probes", type=int | str, default="auto", help="auto, exact, or a number of random probes"
+    )
     options = parser.parse_args(words)
     from diffattn.audit.run import run_audit
-    from diffattn.models.checkpoints import load_model
+    from diffattn.models.checkpoints import CONFIG, load_model
     from diffattn.report.html import write_report
     from diffattn.report.terminal import show_records
     from diffattn.threat_model import make_threat
@@ -227,7 +249,13 @@ def audit(words: list[str]) -> None:
     names = _distinct_names(options.models)
     budgets = [make_threat(options.norm, eps) for eps in options.eps]
     chosen = _attack_of(options)
-    data = _load_data(options, load_model(options.models[0]))
+    loaded = [load_model(path) for path in options.models]
+    shapes = {(model.config.in_chans, model.config.image_size) for model in loaded}
+    require(len(shapes) == 1, f"models must take images of one shape; got (in_chans, image_size) {sorted(shapes)}")
+    data = _load_data(options, loaded[0])
+    out = _writable(options.out)
+    held = [name for name in (*names, ".") if (out / name / CONFIG).exists()]
+    require(not held, f"--out must be a folder of its own; {out / held[0] if held else out} holds a model")
     records: list[Any] = []
     for path, name in zip(options.models, names, strict=True):
         records.append(
@@ -236,27 +264,32 @@ def audit(words: list[str]) -> None:
                 data,
                 attacks=[chosen],
                 budgets=budgets,
-                out=Path(options.out) / name,
+                out=out / name,
                 name=name,
                 reference=records[0] if records else None,
                 sensitivity_samples=options.sensitivity_samples,
                 lipschitz_samples=options.lipschitz_samples,
                 radii=options.radius,
-                probes=int(options.probes) if options.probes.isdigit() else options.probes,
+                probes=options.probes,
                 seed=options.seed,
                 batch_size=options.batch_size,
                 report=_tell,
             )
         )
-    page = write_report(records, Path(options.out) / "report.html")
+    page = write_report(records, out / "report.html")
     show_records(records)
     print(f"\nRecords and page: {page}")
 
 
 def _distinct_names(paths: Sequence[str]) -> list[str]:
-    """A folder name a model; a repeated one gets its place."""
-    names = [Path(path).resolve().name for path in paths]
-    return [name if names.count(name) == 1 else f"{name}-{place}" for place, name in enumerate(names, 1)]
+    """A folder name a model; one that is taken gets the first number that is free."""
+    wanted = [Path(path).resolve().name for path in paths]
+    names: list[str] = []
+    for name in wanted:
+        free = (f"{name}-{place}" for place in range(2, len(paths) + len(wanted) + 2))
+        taken = {*names, *wanted}
+        names.append(name if name not in names else next(one for one in free if one not in taken))
+    return names
 
 
 @COMMANDS.register("report")

@@ -195,3 +195,13 @@ def test_bad_requests_are_refused(digit_models, data, records) -> None:
         run_audit(load_model(path).train(), data, attacks=attacks, budgets=budgets)
     with pytest.raises(ValueError, match="reference must be a record on the same data; vit was audited on other"):
         run_audit(path, load_data("digits", limit=5), attacks=attacks, budgets=budgets, reference=records[0]["vit"])
+
+
+def test_a_measurement_that_fails_is_noted_and_the_verdicts_are_kept(digit_models, data) -> None:
+    model = load_model(digit_models["diffvit"])
+    with torch.no_grad():
+        model.head.weight.fill_(torch.nan)
+    record = run_audit(model, data, attacks=[PGD(steps=1)], budgets=[Linf("4/255")], probes=4, command="test")
+    assert record.clean.correct == 0
+    assert (record.samples["status"] == "error").all()
+    assert "no sensitivity" in record.environment["notes"]

@@ -62,7 +62,10 @@ def test_a_study_runs_compares_summarises_and_resumes(tmp_path, monkeypatch) -> 
     assert again["DiffViT", 1][0].findings == first.findings
 
     other = from_mapping(Study, TINY | {"data": {"name": "digits", "limit": 10}}, what="study")
-    with pytest.raises(ValueError, match="holds an audit on other images; remove it or give another out"):
+    with pytest.raises(ValueError, match="holds an audit with another images; remove it or give another out"):
+        run_study(other, tmp_path, command="test")
+    other = from_mapping(Study, TINY | {"audit": TINY["audit"] | {"budgets": ["4/255"]}}, what="study")
+    with pytest.raises(ValueError, match="holds an audit with another plan; remove it or give another out"):
         run_study(other, tmp_path, command="test")
 
 

@@ -12,7 +12,7 @@ from diffattn.models.zoo import create_model
 from diffattn.seeding import keyed_generator
 from diffattn.train import setup
 from diffattn.train.epoch import has_randomness, shard
-from diffattn.train.loop import train
+from diffattn.train.loop import train_model
 from diffattn.train.state import STATE
 
 
@@ -61,7 +61,7 @@ def interrupt_after(epoch):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("run")
-    train(config(), out)
+    train_model(config(), out)
     return out
 
 
@@ -85,10 +85,10 @@ def test_a_run_leaves_a_checkpoint_and_a_history(finished):
 @pytest.mark.parametrize("epoch", [1, 2, 3])
 def test_an_interrupted_run_ends_with_the_same_bits(finished, tmp_path, epoch):
     with pytest.raises(KeyboardInterrupt):
-        train(config(), tmp_path, on_epoch=interrupt_after(epoch))
+        train_model(config(), tmp_path, on_epoch=interrupt_after(epoch))
     assert not (tmp_path / "model.safetensors").exists()
     assert len(history(tmp_path)) == epoch
-    model = train(config(), tmp_path)
+    model = train_model(config(), tmp_path)
     assert not model.training
     assert same(weights(tmp_path), weights(finished))
     assert same(load_file(tmp_path / STATE), load_file(finished / STATE))
@@ -98,24 +98,24 @@ def test_an_interrupted_run_ends_with_the_same_bits(finished, tmp_path, epoch):
 @pytest.mark.parametrize("epoch", [1, 3])
 def test_a_history_line_without_its_state_is_dropped(finished, tmp_path, epoch):
     with pytest.raises(KeyboardInterrupt):
-        train(config(), tmp_path, on_epoch=interrupt_after(epoch))
+        train_model(config(), tmp_path, on_epoch=interrupt_after(epoch))
     with (tmp_path / "history.jsonl").open("a") as file:
         file.write('{"epoch": 4, "step"')
-    train(config(), tmp_path)
+    train_model(config(), tmp_path)
     assert history(tmp_path) == history(finished)
 
 
 def test_dropout_is_resumed_too_and_leaves_the_global_generator_alone(tmp_path):
     changed = config(model__dropout=0.2, optim__epochs=2)
     states = []
-    train(changed, tmp_path / "whole", on_epoch=lambda entry: states.append(torch.get_rng_state()))
+    train_model(changed, tmp_path / "whole", on_epoch=lambda entry: states.append(torch.get_rng_state()))
     assert torch.equal(states[0], states[1])
     with pytest.raises(KeyboardInterrupt):
-        train(changed, tmp_path / "parts", on_epoch=interrupt_after(1))
+        train_model(changed, tmp_path / "parts", on_epoch=interrupt_after(1))
     torch.rand(3)
-    train(changed, tmp_path / "parts")
+    train_model(changed, tmp_path / "parts")
     assert same(weights(tmp_path / "parts"), weights(tmp_path / "whole"))
-    train(config(optim__epochs=2), tmp_path / "none")
+    train_model(config(optim__epochs=2), tmp_path / "none")
     assert not same(weights(tmp_path / "none"), weights(tmp_path / "whole"))
 
 
@@ -125,25 +125,25 @@ def test_a_finished_run_is_only_loaded(finished, monkeypatch):
 
     monkeypatch.setattr("diffattn.train.loop.set_up", refuse)
     before = (finished / "history.jsonl").stat().st_mtime_ns
-    model = train(config(), finished)
+    model = train_model(config(), finished)
     assert same(dict(model.state_dict()), weights(finished))
     assert (finished / "history.jsonl").stat().st_mtime_ns == before
 
 
 def test_another_configuration_is_refused_unless_started_over(finished, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        train(config(), tmp_path, on_epoch=interrupt_after(1))
-    message = r"another configuration: optim\.lr was 0\.01 and is 0\.02; seed was 1 and is 2; give resume=False"
+        train_model(config(), tmp_path, on_epoch=interrupt_after(1))
+    message = r"another configuration: optim\.lr was 0\.01 and is 0\.02; seed was 1 and is 2; start it over"
     with pytest.raises(ValueError, match=message):
-        train(config(optim__lr=0.02, seed=2), tmp_path)
-    train(config(optim__epochs=1, seed=2), tmp_path, resume=False)
+        train_model(config(optim__lr=0.02, seed=2), tmp_path)
+    train_model(config(optim__epochs=1, seed=2), tmp_path, resume=False)
     assert len(history(tmp_path)) == 1
     assert not same(weights(tmp_path), weights(finished))
 
 
 def test_other_images_and_a_model_without_a_run_are_refused(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
-        train(config(), tmp_path, on_epoch=interrupt_after(1))
+        train_model(config(), tmp_path, on_epoch=interrupt_after(1))
     real = setup.load_data
 
     def changed(name, **options):
@@ -153,10 +153,10 @@ def test_other_images_and_a_model_without_a_run_are_refused(tmp_path, monkeypatc
 
     monkeypatch.setattr(setup, "load_data", changed)
     with pytest.raises(ValueError, match=r"a run on other training images \(data 'digits' has changed\)"):
-        train(config(), tmp_path)
+        train_model(config(), tmp_path)
     save_model(create_model("vit_micro_patch2_8", depth=1), tmp_path / "model")
     with pytest.raises(ValueError, match=r"holds a model but no training state \(state/last\.safetensors\)"):
-        train(config(), tmp_path / "model")
+        train_model(config(), tmp_path / "model")
 
 
 def test_a_loss_that_is_not_finite_is_named_with_its_step(tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step(tmp_path, monkeypatch)
     monkeypatch.setattr(setup, "create_model", broken)
     message = r"training loss must be finite; got nan in epoch 2, step 5, at lr 0\.0\d+ \(lower optim\.lr"
     with pytest.raises(ValueError, match=message):
-        train(config(optim__epochs=2), tmp_path)
+        train_model(config(optim__epochs=2), tmp_path)
     assert len(history(tmp_path)) == 1
 
 
@@ -187,7 +187,7 @@ def test_weights_that_broke_in_the_last_step_are_not_saved(tmp_path, monkeypatch
 
     monkeypatch.setattr(setup, "create_model", broken)
     with pytest.raises(ValueError, match=r"validation loss must be finite; got \S+ after epoch 1"):
-        train(config(), tmp_path)
+        train_model(config(), tmp_path)
     assert not (tmp_path / STATE).exists()
 
 
@@ -207,37 +207,37 @@ def test_weights_that_broke_in_the_last_step_are_not_saved(tmp_path, monkeypatch
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
-        train(config(**changes), tmp_path)
+        train_model(config(**changes), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_bfloat16_trains_and_keeps_float32_weights(tmp_path):
-    model = train(config(precision="bfloat16", optim__epochs=1), tmp_path)
+    model = train_model(config(precision="bfloat16", optim__epochs=1), tmp_path)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     assert math.isfinite(history(tmp_path)[0]["train_loss"])
 
 
 def test_training_on_the_validation_images_is_said(tmp_path, caplog):
-    train(config(data__val_split="train", optim__epochs=1), tmp_path)
+    train_model(config(data__val_split="train", optim__epochs=1), tmp_path)
     assert "validation images are training images too" in caplog.text
 
 
 def test_progress_shows_the_model_and_the_epoch(tmp_path, capsys):
-    train(config(optim__epochs=1), tmp_path, progress=True)
+    train_model(config(optim__epochs=1), tmp_path, progress=True)
     assert "diffvit_micro_patch2_8 epoch 1/1" in capsys.readouterr().out
-    train(config(optim__epochs=1), tmp_path, resume=False)
+    train_model(config(optim__epochs=1), tmp_path, resume=False)
     assert capsys.readouterr().out == ""
 
 
 def test_clipping_bounds_the_update(tmp_path):
-    train(config(optim__epochs=1, optim__clip_norm=1e-12), tmp_path / "clipped")
+    train_model(config(optim__epochs=1, optim__clip_norm=1e-12), tmp_path / "clipped")
     moved = load_file(tmp_path / "clipped" / STATE)["optimizer.head.weight.exp_avg"].abs().max().item()
     assert 0 < moved < 1e-11
 
 
 def test_it_learns_the_digits(tmp_path):
     changes = {"data": {"name": "digits", "limit": 500, "val_limit": 100}, "augment": {}}
-    train(config(**changes, optim__epochs=8, optim__batch_size=32, optim__lr=0.005), tmp_path)
+    train_model(config(**changes, optim__epochs=8, optim__batch_size=32, optim__lr=0.005), tmp_path)
     entries = history(tmp_path)
     assert entries[-1]["val_low"] > 0.25
     assert entries[-1]["train_loss"] < entries[0]["train_loss"] - 0.4

@@ -147,7 +147,7 @@ def read_record(directory: str | Path) -> AuditRecord:
         samples=samples,
         sensitivity_table=_read_parquet(directory / SENSITIVITY) if (directory / SENSITIVITY).exists() else None,
         tensors=tensors,
-        history=_read_history(directory / HISTORY) if (directory / HISTORY).exists() else (),
+        history=read_history(directory / HISTORY) if (directory / HISTORY).exists() else (),
     )
 
 
@@ -218,7 +218,8 @@ def _read_parquet(path: Path) -> pl.DataFrame:
         raise ValueError(f"{path} is no whole Parquet file: {error!s:.200}") from error
 
 
-def _read_history(path: Path) -> tuple[dict[str, Any], ...]:
+def read_history(path: Path) -> tuple[dict[str, Any], ...]:
+    """The lines of a history file, each checked; an error names the line."""
     _check_size(path)
     entries = []
     try:

@@ -6,7 +6,8 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,14 +29,15 @@ from diffattn.audit.measure import (
     sample_rows,
     sensitivity_facts,
 )
-from diffattn.audit.record import HISTORY, AuditRecord, read_record, write_record
-from diffattn.checks import require
+from diffattn.audit.record import HISTORY, AuditRecord, read_history, read_record, write_record
+from diffattn.checks import is_positive_integer, require, require_number
 from diffattn.data.images import ImageData
 from diffattn.files import read_json
 from diffattn.models.capture import attention_layers
 from diffattn.models.checkpoints import CONFIG, load_model
 from diffattn.models.zoo import count_parameters
 from diffattn.seeding import environment
+from diffattn.sensitivity.directions import resolve_probes
 from diffattn.sensitivity.gradients import measure_sensitivity
 from diffattn.threat_model import Threat
 
@@ -96,10 +98,19 @@ def run_audit(
 
     Raises:
         ValueError: for a model in training mode, an empty list of attacks or budgets, data that do not fit the
-            model, or a reference made on other data.
+            model, or a reference made on other data. A measurement that meets values that are not finite is left
+            out and noted in the record's environment.
     """
     require(len(attacks) > 0, "attacks must name at least one attack; got none")
     require(len(budgets) > 0, "budgets must name at least one budget; got none")
+    for given, value in (("sensitivity_samples", sensitivity_samples), ("lipschitz_samples", lipschitz_samples)):
+        require(
+            value == 0 or is_positive_integer(value), f"{given} must be an integer of at least 0; got {value!r}"
+        )
+    require(seed == 0 or is_positive_integer(seed), f"seed must be an integer of at least 0; got {seed!r}")
+    for radius in radii:
+        require_number("radii", radius, open_low=True)
+    resolve_probes(probes, 1)
     subject = _subject(model, name)
     require(not subject.model.training, "model must be in eval mode to be audited; call model.eval()")
     tell = report or (lambda line: None)
@@ -128,20 +139,23 @@ def run_audit(
             )
             facts.append(attack_facts(result, seconds=time.perf_counter() - start))
             results.append(result)
-    table, lipschitz, notes = None, (), ()
+    table, lipschitz, notes = None, (), []
     known = bool(attention_layers(subject.model))
     if known and sensitivity_samples > 0:
         tell(f"{subject.facts.name}: sensitivity by layer and head")
-        table = _sensitivity(subject.model, data, images, sensitivity_samples, probes=probes, seed=seed)
+        with _kept_going("sensitivity", notes):
+            table = _sensitivity(subject.model, data, images, sensitivity_samples, probes=probes, seed=seed)
     if known and lipschitz_samples > 0:
         tell(f"{subject.facts.name}: local Lipschitz estimates")
-        lipschitz, notes = lipschitz_facts(
-            subject.model,
-            images[:lipschitz_samples],
-            sample_ids=data.sample_ids[:lipschitz_samples],
-            radii=radii,
-            seed=seed,
-        )
+        with _kept_going("Lipschitz estimates", notes):
+            lipschitz, unsettled = lipschitz_facts(
+                subject.model,
+                images[:lipschitz_samples],
+                sample_ids=data.sample_ids[:lipschitz_samples],
+                radii=radii,
+                seed=seed,
+            )
+            notes.extend(unsettled)
     examples, tensors = collect_examples(subject.model, images, results)
     found = AuditRecord(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -164,6 +178,15 @@ def run_audit(
     if out is not None:
         write_record(out, found)
     return found
+
+
+@contextmanager
+def _kept_going(what: str, notes: list[str]) -> Iterator[None]:
+    """A measurement that a model makes impossible (values that are not finite) is noted; the rest is kept."""
+    try:
+        yield
+    except ValueError as error:
+        notes.append(f"no {what}: {error}")
 
 
 def predict(model: nn.Module, images: Tensor, *, batch_size: int = 128) -> np.ndarray:
@@ -193,8 +216,7 @@ def _subject(model: nn.Module | str | Path, name: str | None) -> _Subject:
         read_json(path / CONFIG)["sha256"],
     )
     history = path / HISTORY
-    lines = history.read_text(encoding="utf-8").splitlines() if history.is_file() else []
-    return _Subject(loaded, facts, tuple(json.loads(line) for line in lines))
+    return _Subject(loaded, facts, read_history(history) if history.is_file() else ())
 
 
 def _plain(config: Any) -> dict[str, Any]:

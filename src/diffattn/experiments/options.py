@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Any, get_type_hints
 
 from jsonargparse import ArgumentParser
@@ -34,18 +34,15 @@ def add_train_arguments(parser: ArgumentParser, base: TrainConfig) -> None:
     parser.add_argument("--seed", type=int, default=base.seed)
 
 
-def train_config_of(values: Mapping[str, Any]) -> TrainConfig:
-    """The configuration that parsed arguments (as nested mappings) describe."""
+def train_config_of(values: Mapping[str, Any], base: TrainConfig) -> TrainConfig:
+    """The configuration that parsed arguments (as nested mappings) and the base's own overrides describe.
+
+    An override that no argument is named for stays, so that whoever builds the model can refuse it by name.
+    """
     kept = {name: values[name] for name in (*TRAIN_PARTS, "precision", "seed")}
-    kept["model"] = {name: value for name, value in values["model"].items() if value is not None}
+    given = {name: value for name, value in values["model"].items() if value is not None}
+    kept["model"] = {**base.model.overrides, **given}
     return train_config_from_mapping(kept)
-
-
-def as_mapping(config: TrainConfig) -> dict[str, Any]:
-    """The nested mapping that makes the configuration, as a YAML file would hold it."""
-    values = asdict(config)
-    values["model"] = {"name": config.model.name, **config.model.overrides}
-    return values
 
 
 def _model_options() -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,16 @@ from diffattn.audit.run import run_audit
 from diffattn.checks import from_mapping, require
 from diffattn.config import TrainConfig, train_config_from_mapping
 from diffattn.data.images import ImageData, load_data
+from diffattn.files import read_json, write_json_atomic
+from diffattn.models.checkpoints import CONFIG
 from diffattn.presets import read_preset
 from diffattn.threat_model import Threat, make_threat
-from diffattn.train.loop import train
+from diffattn.train.loop import train_model
 
 Report = Callable[[str], None]
+
+PLAN = "audit.json"
+"""Beside the audit: the plan, the images, the weights and the reference that it was made with."""
 
 
 @dataclass(frozen=True)
@@ -184,18 +190,26 @@ def train_and_audit(
         report: called with a line of text as each part begins.
 
     Raises:
-        ValueError: as `train` and `run_audit`, or if `out/audit` is of other images.
+        ValueError: as `train` and `run_audit`, or if `out/audit` was made with another plan, on other
+            images, weights or reference.
     """
     out = Path(out)
-    train(config, out / "model", progress=progress)
-    if (out / "audit" / RECORD).is_file():
-        found = read_record(out / "audit")
+    train_model(config, out / "model", progress=progress)
+    done = {
+        "plan": json.loads(json.dumps(asdict(plan))),
+        "images": data.fingerprint,
+        "weights": read_json(out / "model" / CONFIG)["sha256"],
+        "reference": None if reference is None else reference.model.sha256,
+    }
+    if (out / PLAN).is_file() and (out / "audit" / RECORD).is_file():
+        kept = read_json(out / PLAN)
+        other = [key for key in done if kept.get(key) != done[key]]
         require(
-            found.data.fingerprint == data.fingerprint,
-            f"{out / 'audit'} holds an audit on other images; remove it or give another out",
+            not other,
+            f"{out / 'audit'} holds an audit with another {' and '.join(other)}; remove it or give another out",
         )
-        return found
-    return run_audit(
+        return read_record(out / "audit")
+    found = run_audit(
         out / "model",
         data,
         attacks=plan.made_attacks(),
@@ -210,3 +224,5 @@ def train_and_audit(
         command=command,
         report=report,
     )
+    write_json_atomic(out / PLAN, done)
+    return found

@@ -30,7 +30,7 @@ HISTORY = "history.jsonl"
 TRAIN_CONFIG = "train.json"
 
 
-def train(
+def train_model(
     config: TrainConfig,
     out: str | Path,
     *,
@@ -74,7 +74,7 @@ def train(
         if state.fingerprint != run.train.fingerprint:
             raise ValueError(
                 f"{out} holds a run on other training images (data {config.data.name!r} has changed); "
-                "give resume=False or another out"
+                "start it over (resume=False, --restart) or give another out"
             )
         restore_tensors(state.tensors, run.model, run.optimizer)
         history = state.history
@@ -99,14 +99,15 @@ def _previous(config: TrainConfig, out: Path) -> RunState | None:
     if state is None:
         if (out / WEIGHTS).exists():
             raise ValueError(
-                f"{out} holds a model but no training state ({STATE}); give resume=False to replace it, "
-                "or another out"
+                f"{out} holds a model but no training state ({STATE}); start it over (resume=False, --restart), "
+                "or give another out"
             )
         return None
     found = differences(state.config, comparable(config))
     if found:
         raise ValueError(
-            f"{out} holds a run with another configuration: {'; '.join(found)}; give resume=False or another out"
+            f"{out} holds a run with another configuration: {'; '.join(found)}; "
+            "start it over (resume=False, --restart) or give another out"
         )
     return state
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from diffattn.config import TrainConfig
@@ -42,12 +43,15 @@ class Run:
 def set_up(config: TrainConfig) -> Run:
     """Load the data, make the model, and hand both to the devices."""
     hardware = config.hardware
-    fabric = Fabric(
-        accelerator=hardware.accelerator,
-        devices=hardware.devices,
-        strategy=hardware.strategy,
-        precision=_FABRIC_PRECISION[config.precision],  # pyright: ignore[reportArgumentType]
-    )
+    try:
+        fabric = Fabric(
+            accelerator=hardware.accelerator,
+            devices=hardware.devices,
+            strategy=hardware.strategy,
+            precision=_FABRIC_PRECISION[config.precision],  # pyright: ignore[reportArgumentType]
+        )
+    except (RuntimeError, MisconfigurationException) as error:
+        raise ValueError(f"hardware must be what this machine has; got {hardware}: {error}") from error
     fabric.launch()
     train_data, val_data = _load(config)
     shape = tuple(train_data.images.shape[1:])
@@ -64,19 +68,28 @@ def set_up(config: TrainConfig) -> Run:
             f"model.overrides num_classes must be at least the data's {len(train_data.class_names)}; "
             f"got {model.config.num_classes}"
         )
+    if config.augment.crop_padding >= shape[-1]:
+        raise ValueError(
+            f"augment.crop_padding must be below the image size {shape[-1]}; got {config.augment.crop_padding}"
+        )
     optimizer = build_optimizer(model, config.optim)
     wrapped, _ = fabric.setup(model, optimizer)
     return Run(config, fabric, model, wrapped, optimizer, train_data, val_data)
 
 
 def _load(config: TrainConfig) -> tuple[ImageData, ImageData]:
-    data = config.data
+    data, in_chans = config.data, config.model.overrides.get("in_chans")
     val_name = data.val_name or data.name
     train_data = load_data(
-        data.name, split=data.split, limit=data.limit, image_size=data.image_size, root=data.root
+        data.name, split=data.split, limit=data.limit, image_size=data.image_size, in_chans=in_chans, root=data.root
     )
     val_data = load_data(
-        val_name, split=data.val_split, limit=data.val_limit, image_size=data.image_size, root=data.root
+        val_name,
+        split=data.val_split,
+        limit=data.val_limit,
+        image_size=data.image_size,
+        in_chans=in_chans,
+        root=data.root,
     )
     if val_data.images.shape[1:] != train_data.images.shape[1:]:
         raise ValueError(

@@ -120,5 +120,6 @@ def load_state(out: Path) -> RunState | None:
         return RunState(tensors=tensors, **{key: scalars[key] for key in RunState._fields if key != "tensors"})
     except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"{path} is no training state that this release can resume ({error}); give resume=False or another out"
+            f"{path} is no training state that this release can resume ({error}); "
+            "start it over (resume=False, --restart) or give another out"
         ) from error

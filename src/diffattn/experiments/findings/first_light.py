@@ -17,14 +17,14 @@ from diffattn.report.html import write_report
 from diffattn.statistics import Interval, mean_interval
 
 COMMAND = "diffattn finding first-light"
-_LIMITS = {"cos_theta": (-1, 1), "negative_share": (0, 1)}
+_LIMITS = {"cos_theta": (-1, 1), "negative_share": (0, 1), "norm_combined": (0,)}
 
 
 @FINDINGS.register("first-light")
 def first_light(
     out: str | Path, *, root: str | None = None, progress: bool = False, report: Report | None = None
 ) -> Path:
-    """Train and audit every (model, depth, seed) of the preset, then write `summary.md` and a page a depth.
+    """Train and audit every (model, depth, seed) of the preset, then write `summary.md` and a page.
 
     Args:
         out: folder of the runs; what is there already is not done again.
@@ -129,7 +129,7 @@ def _lipschitz_over_seeds(records: Sequence[AuditRecord], index: int, of: str) -
         for row in record.lipschitz
         if (row.index, row.of, row.radius) == (index, of, 0.0)
     ]
-    return show(mean_interval(values)) if values else "–"
+    return show(mean_interval(values), 0) if values else "–"
 
 
 def _number(value: float | None) -> float:
