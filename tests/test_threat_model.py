@@ -29,6 +29,13 @@ def test_linf_above_one_is_refused_with_a_hint():
         Linf(4)
     with pytest.raises(ValueError, match=r"got '8': write '8/255'"):
         Linf("8")
+    with pytest.raises(ValueError, match=r"write '4/255'") as caught:
+        Linf("1e300")
+    assert len(str(caught.value)) < 150
+    with pytest.raises(ValueError, match=r"write '4/255'") as caught:
+        Linf(10**300)
+    assert len(str(caught.value)) < 250
+    assert (Linf(4 / 255).label, Linf(4 / 255).eps) == ("4/255", 4 / 255)
     assert Linf(1).eps == 1
     assert L2(4).eps == 4
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -10,40 +9,68 @@ from typing import Any
 
 from diffattn.checks import (
     from_mapping,
+    is_finite_number,
     require,
     require_flag,
     require_number,
     require_positive_integer,
     require_probability,
+    shown,
 )
+
+_EPS_LENGTH, _EPS_EXPONENT = 64, 308
+_LARGEST = {
+    "image_size": 4096,
+    "patch_size": 4096,
+    "in_chans": 64,
+    "num_classes": 1_000_000,
+    "embed_dim": 65536,
+    "depth": 1024,
+    "num_heads": 65536,
+}
+_LARGEST_MLP_RATIO = 64.0
 
 
 def parse_eps(eps: str | float | Fraction, *, name: str = "eps") -> Fraction:
     """Read a budget such as `"4/255"`, `"0.5"` or `0.5` as an exact fraction.
 
     Args:
-        eps: a fraction as text, or a number; not negative, finite.
+        eps: a fraction as text of at most 64 characters (a decimal exponent within +-308), or a number; not
+            negative, finite as a float.
         name: what the error message calls it.
 
     Raises:
-        ValueError: if it is no number, negative or not finite.
+        ValueError: if it is no number, too long, negative or not finite.
     """
     wanted = f"{name} must be a number or a fraction such as '4/255', at least 0"
     if isinstance(eps, bool) or not isinstance(eps, str | int | float | Fraction):
-        raise ValueError(f"{wanted}; got {eps!r}")
+        raise ValueError(f"{wanted}; got {shown(eps)}")
     try:
-        value = Fraction(eps.replace(" ", "")) if isinstance(eps, str) else Fraction(eps)
+        value = _fraction_of_text(eps) if isinstance(eps, str) else Fraction(eps)
+        float(value)
     except (ValueError, ZeroDivisionError, OverflowError) as error:
-        raise ValueError(f"{wanted}; got {eps!r}") from error
+        raise ValueError(f"{wanted}; got {shown(eps)}") from error
     if value < 0:
-        raise ValueError(f"{wanted}; got {eps!r}")
+        raise ValueError(f"{wanted}; got {shown(eps)}")
     return value
 
 
+def _fraction_of_text(text: str) -> Fraction:
+    """The fraction that a text means; a length or exponent that no budget has is refused before the powers."""
+    if len(text) > _EPS_LENGTH:
+        raise ValueError(f"at most {_EPS_LENGTH} characters")
+    text = text.replace(" ", "")
+    exponent = text.lower().partition("e")[2]
+    if exponent and abs(int(exponent)) > _EPS_EXPONENT:
+        raise ValueError(f"an exponent within +-{_EPS_EXPONENT}")
+    return Fraction(text)
+
+
 def format_eps(eps: Fraction) -> str:
-    """Write a budget as people do: `4/255` where it is a multiple of 1/255 below 1, a decimal elsewhere."""
-    if 0 < eps < 1 and (eps * 255).denominator == 1:
-        return f"{eps * 255}/255"
+    """Write a budget as people do: `4/255` below 1 where 255 eps is within 1e-9 of an integer, else a decimal."""
+    level = round(eps * 255)
+    if 0 < level < 255 and abs(float(eps * 255 - level)) <= 1e-9:
+        return f"{level}/255"
     return f"{float(eps):.6g}"
 
 
@@ -52,14 +79,14 @@ class ViTConfig:
     """The shape of a vision transformer; the attention layer is named, its own options ride along.
 
     Args:
-        image_size: height and width in pixels; a multiple of `patch_size`.
+        image_size: height and width in pixels; a multiple of `patch_size`, at most 4096.
         patch_size: edge of a patch in pixels.
-        in_chans: colour channels, 1 or 3.
-        num_classes: width of the logits.
-        embed_dim: width C of the residual stream.
-        depth: number of blocks D.
-        num_heads: number of **output** heads of each attention layer.
-        mlp_ratio: hidden width of the MLP over `embed_dim`.
+        in_chans: colour channels, such as 1 or 3; at most 64.
+        num_classes: width of the logits, from 2 to 1000000.
+        embed_dim: width C of the residual stream, at most 65536.
+        depth: number of blocks D, at most 1024.
+        num_heads: number of **output** heads of each attention layer, at most 65536.
+        mlp_ratio: hidden width of the MLP over `embed_dim`, at most 64; the width must be at least 1.
         attention: registered name of the attention layer.
         attention_options: keyword arguments of that layer, such as `{"lambda_init": 0.8}`.
         qkv_bias: whether the query, key and value projections have biases.
@@ -67,8 +94,11 @@ class ViTConfig:
         drop_path: stochastic depth at the last block, growing linearly from 0, in [0, 1).
         pool: "cls" reads the class token, "mean" the mean of the patch tokens.
         mean: per-channel mean subtracted from the [0, 1] pixels.
-        std: per-channel standard deviation that divides them.
-        norm_eps: epsilon of the LayerNorms.
+        std: per-channel standard deviation that divides them, above 0.
+        norm_eps: epsilon of the LayerNorms, above 0 and at most 1.
+
+    Raises:
+        ValueError: for a field of another type or out of its range.
     """
 
     image_size: int
@@ -91,9 +121,8 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         """Check every field against its range."""
-        for name in ("image_size", "patch_size", "in_chans", "embed_dim", "depth", "num_heads"):
-            require_positive_integer(name, getattr(self, name))
-        require_positive_integer("num_classes", self.num_classes)
+        for name, largest in _LARGEST.items():
+            require_positive_integer(name, getattr(self, name), high=largest)
         require(self.num_classes >= 2, f"num_classes must be at least 2; got {self.num_classes}")
         require(
             self.image_size % self.patch_size == 0,
@@ -101,17 +130,33 @@ class ViTConfig:
         )
         for name in ("dropout", "drop_path"):
             require_probability(name, getattr(self, name))
-        require(self.mlp_ratio > 0, f"mlp_ratio must be above 0; got {self.mlp_ratio}")
-        require(self.norm_eps > 0, f"norm_eps must be above 0; got {self.norm_eps}")
-        require(self.pool in ("cls", "mean"), f"pool must be 'cls' or 'mean'; got {self.pool!r}")
+        require_number("mlp_ratio", self.mlp_ratio, high=_LARGEST_MLP_RATIO, open_low=True)
+        require(
+            int(self.embed_dim * self.mlp_ratio) >= 1,
+            f"mlp_ratio must give the MLP a width of at least 1; got {self.mlp_ratio!r} of {self.embed_dim}",
+        )
+        require_number("norm_eps", self.norm_eps, high=1.0, open_low=True)
+        require_flag("qkv_bias", self.qkv_bias)
+        require(
+            isinstance(self.attention, str) and bool(self.attention),
+            f"attention must be the name of a layer; got {shown(self.attention)}",
+        )
+        require(
+            isinstance(self.attention_options, Mapping)
+            and all(isinstance(key, str) for key in self.attention_options),
+            f"attention_options must be a mapping from option to value; got {shown(self.attention_options)}",
+        )
+        require(self.pool in ("cls", "mean"), f"pool must be 'cls' or 'mean'; got {shown(self.pool)}")
         for name in ("mean", "std"):
-            values = tuple(float(value) for value in getattr(self, name))
+            values = getattr(self, name)
             require(
-                len(values) in (1, self.in_chans) and all(math.isfinite(value) for value in values),
-                f"{name} must be 1 or {self.in_chans} finite numbers; got {values}",
+                isinstance(values, tuple | list)
+                and len(values) in (1, self.in_chans)
+                and all(is_finite_number(value) for value in values),
+                f"{name} must be 1 or {self.in_chans} finite numbers; got {shown(values)}",
             )
-            object.__setattr__(self, name, values)
-        require(min(self.std) > 0, f"std must be above 0; got {self.std}")
+            object.__setattr__(self, name, tuple(float(value) for value in values))
+        require(min(self.std) > 0, f"std must be above 0; got {shown(self.std)}")
         object.__setattr__(self, "attention_options", dict(self.attention_options))
 
 

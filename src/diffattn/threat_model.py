@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from diffattn.checks import shown
 from diffattn.config import format_eps, parse_eps
 from diffattn.registry import Registry
 from diffattn.seeding import keyed_normal, keyed_uniform
@@ -82,9 +83,9 @@ class Linf:
     def __init__(self, eps: str | float | Fraction) -> None:
         exact = parse_eps(eps)
         if exact > 1:
-            hint = f"{exact}/255" if exact.denominator == 1 else "4/255"
+            hint = f"{exact}/255" if exact.denominator == 1 and exact <= 255 else "4/255"
             raise ValueError(
-                f"eps must be at most 1 for Linf, pixels being in [0, 1]; got {eps!r}: write '{hint}'?"
+                f"eps must be at most 1 for Linf, pixels being in [0, 1]; got {shown(eps)}: write '{hint}'?"
             )
         object.__setattr__(self, "eps", float(exact))
         object.__setattr__(self, "label", format_eps(exact))
