@@ -115,6 +115,26 @@ def test_foreign_configurations_are_refused(saved, change: dict, message: str) -
         load_model(path)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_options": {"foo": 1}}, r"differential attention \(.*lambda_init.*\); got foo"),
+        ({"attention_options": {"layer_index": 3}}, r"must be options of .*; got layer_index"),
+        ({"attention_options": {"lambda_init": 10**400}}, "lambda_init must be a finite number"),
+        ({"mlp_ratio": "x"}, "mlp_ratio must be a number above 0 and at most 64; got 'x'"),
+        ({"qkv_bias": "False"}, "qkv_bias must be true or false; got 'False'"),
+        ({"image_size": None}, "image_size must be an integer of at least 1; got None"),
+    ],
+)
+def test_wild_values_of_the_configuration_are_refused(saved, changes: dict, message: str) -> None:
+    _, path = saved
+    description = json.loads((path / "config.json").read_text())
+    description["config"] |= changes
+    (path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match=message):
+        load_model(path)
+
+
 @pytest.mark.parametrize("key", ["embed_dims", "attention_options"])
 def test_bad_fields_of_the_configuration_are_refused(saved, key: str) -> None:
     _, path = saved

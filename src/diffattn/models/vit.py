@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 
 import torch
@@ -18,6 +19,16 @@ with warnings.catch_warnings():
     from timm.layers.patch_embed import PatchEmbed
 
 POSITION_STD = 0.02
+_BUILDER_ARGUMENTS = {"embed_dim", "num_heads", "layer_index", "qkv_bias"}
+
+
+def attention_options(attention: str) -> set[str]:
+    """The options of an attention layer that a model's configuration may set.
+
+    Raises:
+        ValueError: for an unknown layer.
+    """
+    return set(inspect.signature(ATTENTION[attention]).parameters) - _BUILDER_ARGUMENTS
 
 
 class Block(nn.Module):
@@ -52,6 +63,9 @@ class VisionTransformer(nn.Module):
     Args:
         config: the shape; kept as `model.config`.
         name: the registered name it was built by, or ""; kept as `model.name`.
+
+    Raises:
+        ValueError: for an unknown attention layer, or options that it does not take.
     """
 
     mean: Tensor
@@ -59,6 +73,13 @@ class VisionTransformer(nn.Module):
 
     def __init__(self, config: ViTConfig, *, name: str = "") -> None:
         super().__init__()
+        allowed = attention_options(config.attention)
+        unknown = sorted(set(config.attention_options) - allowed)
+        require(
+            not unknown,
+            f"attention_options must be options of the {config.attention} attention "
+            f"({', '.join(sorted(allowed))}); got {', '.join(unknown)}",
+        )
         self.config = config
         self.name = name
         self.patch_embed = PatchEmbed(config.image_size, config.patch_size, config.in_chans, config.embed_dim)

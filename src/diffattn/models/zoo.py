@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
 
+from diffattn.checks import require, shown
 from diffattn.config import ViTConfig
-from diffattn.models.attention import ATTENTION
-from diffattn.models.vit import VisionTransformer
+from diffattn.models.vit import VisionTransformer, attention_options
 from diffattn.registry import Registry
 from diffattn.seeding import seeded
 
 MODELS: Registry[Callable[[], ViTConfig]] = Registry("model")
 """Name -> a function that gives the model's default configuration."""
 
-_BUILDER_ARGUMENTS = {"embed_dim", "num_heads", "layer_index", "qkv_bias"}
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _DIFFERENTIAL = {"vit": ("softmax", 1), "diffvit": ("differential", 2), "diffvit_v2": ("differential_v2", 1)}
 
@@ -84,14 +82,13 @@ def apply_overrides(config: ViTConfig, overrides: dict[str, Any], *, what: str) 
             f"{what} has no option {', '.join(unknown)}; it has {', '.join(sorted(known))}, and its "
             f"{attention} attention has {', '.join(sorted(allowed))}"
         )
+    given = own.pop("attention_options", {})
+    require(
+        isinstance(given, Mapping), f"attention_options must be a mapping from option to value; got {shown(given)}"
+    )
     kept = {} if attention != config.attention else dict(config.attention_options)
-    merged = kept | dict(own.pop("attention_options", {})) | options
+    merged = kept | dict(given) | options
     return replace(config, **own, attention_options=merged)
-
-
-def attention_options(attention: str) -> set[str]:
-    """The options of an attention layer that a model's configuration may set."""
-    return set(inspect.signature(ATTENTION[attention]).parameters) - _BUILDER_ARGUMENTS
 
 
 class ModelRow(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from diffattn.checks import require
+from diffattn.checks import is_finite_number, require, require_flag, shown
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
 from diffattn.models.attention.plain import Layout, unit_rms
 
@@ -45,7 +45,7 @@ class DifferentialAttention(Attention):
         proj_dropout: see `Attention`.
 
     Raises:
-        ValueError: for an impossible head count or `lambda_init`.
+        ValueError: for an impossible head count or `lambda_init`, or a bias that is not True or False.
     """
 
     lambda_q1: nn.Parameter
@@ -66,6 +66,8 @@ class DifferentialAttention(Attention):
         proj_dropout: float = 0.0,
     ) -> None:
         super().__init__(embed_dim, num_heads, attn_dropout=attn_dropout, proj_dropout=proj_dropout)
+        require_flag("qkv_bias", qkv_bias)
+        require_flag("proj_bias", proj_bias)
         require(
             embed_dim % (2 * num_heads) == 0,
             f"differential attention needs embed_dim % (2 * num_heads) == 0; got embed_dim={embed_dim}, "
@@ -142,6 +144,6 @@ class DifferentialAttention(Attention):
 def _resolve_lambda_init(lambda_init: float | str, layer_index: int) -> float:
     if lambda_init == "depth":
         return depth_lambda_init(layer_index)
-    if isinstance(lambda_init, int | float) and not isinstance(lambda_init, bool) and math.isfinite(lambda_init):
+    if is_finite_number(lambda_init):
         return float(lambda_init)
-    raise ValueError(f"lambda_init must be a finite number or 'depth'; got {lambda_init!r}")
+    raise ValueError(f"lambda_init must be a finite number or 'depth'; got {shown(lambda_init)}")

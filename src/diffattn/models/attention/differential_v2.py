@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from diffattn.checks import require, require_positive_integer
+from diffattn.checks import require, require_flag, require_positive_integer
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
 from diffattn.models.attention.plain import Layout
+
+MAX_HEAD_DIM = 65536
 
 
 @ATTENTION.register("differential_v2")
@@ -25,7 +27,7 @@ class DifferentialAttentionV2(Attention):
         embed_dim: width C.
         num_heads: number of **output** heads H; there are 2 H query heads.
         layer_index: not used; every variant is built with it.
-        head_dim: width d of queries, keys and values; `embed_dim // num_heads` unless given.
+        head_dim: width d of queries, keys and values, at most 65536; `embed_dim // num_heads` unless given.
         num_kv_heads: key-value heads, a divisor of `num_heads`; `num_heads` unless given.
         qkv_bias: biases of the query, key and value projections.
         proj_bias: bias of the output projection.
@@ -33,7 +35,7 @@ class DifferentialAttentionV2(Attention):
         proj_dropout: see `Attention`.
 
     Raises:
-        ValueError: for impossible head counts.
+        ValueError: for impossible head counts or `head_dim`, or a bias that is not True or False.
     """
 
     def __init__(
@@ -50,6 +52,8 @@ class DifferentialAttentionV2(Attention):
         proj_dropout: float = 0.0,
     ) -> None:
         super().__init__(embed_dim, num_heads, attn_dropout=attn_dropout, proj_dropout=proj_dropout)
+        require_flag("qkv_bias", qkv_bias)
+        require_flag("proj_bias", proj_bias)
         if head_dim is None:
             require(
                 embed_dim % num_heads == 0,
@@ -58,7 +62,7 @@ class DifferentialAttentionV2(Attention):
             )
             head_dim = embed_dim // num_heads
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        require_positive_integer("head_dim", head_dim)
+        require_positive_integer("head_dim", head_dim, high=MAX_HEAD_DIM)
         require_positive_integer("num_kv_heads", num_kv_heads)
         require(
             num_heads % num_kv_heads == 0,

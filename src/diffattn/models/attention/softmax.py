@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from diffattn.checks import require
+from diffattn.checks import require, require_flag
 from diffattn.models.attention.base import ATTENTION, Attention, Packed, ScoreOperators, merge_heads
 from diffattn.models.attention.plain import Layout
 
@@ -23,7 +23,7 @@ class SoftmaxAttention(Attention):
         proj_dropout: see `Attention`.
 
     Raises:
-        ValueError: if `embed_dim` is no multiple of `num_heads`.
+        ValueError: if `embed_dim` is no multiple of `num_heads`, or a bias is not True or False.
     """
 
     def __init__(
@@ -38,6 +38,8 @@ class SoftmaxAttention(Attention):
         proj_dropout: float = 0.0,
     ) -> None:
         super().__init__(embed_dim, num_heads, attn_dropout=attn_dropout, proj_dropout=proj_dropout)
+        require_flag("qkv_bias", qkv_bias)
+        require_flag("proj_bias", proj_bias)
         require(
             embed_dim % num_heads == 0,
             f"softmax attention needs embed_dim % num_heads == 0; got embed_dim={embed_dim}, num_heads={num_heads}",
