@@ -145,6 +145,24 @@ def test_bad_fields_of_the_configuration_are_refused(saved, key: str) -> None:
         load_model(path)
 
 
+def test_shapes_are_compared_before_weights_are_allocated(saved) -> None:
+    _, path = saved
+    description = json.loads((path / "config.json").read_text())
+    description["config"] |= {"embed_dim": 65536, "depth": 20, "mlp_ratio": 64.0}  # terabytes of weights
+    (path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match=r"does not fit VisionTransformer: missing blocks\.1\..* and \d+ more"):
+        load_model(path)
+
+
+def test_a_missing_required_field_is_named(saved) -> None:
+    _, path = saved
+    description = json.loads((path / "config.json").read_text())
+    del description["config"]["image_size"]
+    (path / "config.json").write_text(json.dumps(description))
+    with pytest.raises(ValueError, match=r"config.json must have image_size; got "):
+        load_model(path)
+
+
 def test_no_checkpoint_is_said_so(tmp_path) -> None:
     with pytest.raises(ValueError, match="is no diffattn checkpoint directory: it has no config.json"):
         load_model(tmp_path)

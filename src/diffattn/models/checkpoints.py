@@ -57,6 +57,8 @@ def save_model(model: VisionTransformer, directory: str | Path) -> Path:
 def load_model(source: str | Path) -> VisionTransformer:
     """Load a checkpoint directory, strictly.
 
+    Names and shapes are compared before the model's weights are allocated.
+
     Args:
         source: the directory that `save_model` or `diffattn train` wrote.
 
@@ -66,20 +68,24 @@ def load_model(source: str | Path) -> VisionTransformer:
     Raises:
         ValueError: if there is no checkpoint, a file is no JSON or no safetensors (an HTML page, a truncated
             download), the weights are not those that the configuration names, or their names or shapes do not
-            fit the model; each with what was found.
+            fit the model, or the configuration is none that can be built; each with what was found.
     """
     directory = Path(source)
     for name in (CONFIG, WEIGHTS):
         if not (directory / name).is_file():
             raise ValueError(f"{source} is no diffattn checkpoint directory: it has no {name}")
     description = read_json(directory / CONFIG)
-    model = _build(description, directory / CONFIG)
+    config, name = _read_description(description, directory / CONFIG)
     weights = (directory / WEIGHTS).read_bytes()
     tensors = read_safetensors(weights, directory / WEIGHTS)
     expected = description.get("sha256")
     found = hashlib.sha256(weights).hexdigest()
     if expected != found:
         raise ValueError(f"{directory / WEIGHTS} has sha256 {found}, but {CONFIG} names {expected}")
+    with torch.random.fork_rng(devices=()):  # the initial weights are overwritten: keep the caller's generator
+        with torch.device("meta"):
+            require_fit(VisionTransformer(config), tensors, source=str(directory / WEIGHTS))
+        model = VisionTransformer(config, name=name)
     load_strictly(model, tensors, source=str(directory / WEIGHTS))
     return model.eval()
 
@@ -97,8 +103,8 @@ def read_safetensors(content: bytes, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} is no whole safetensors file ({len(content)} bytes): {error}") from error
 
 
-def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
-    """Load a state dict whose names and shapes must be exactly the model's; the error lists what differs."""
+def require_fit(model: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Raise unless the tensors' names and shapes are exactly the model's; the error lists what differs."""
     wanted = model.state_dict()
     problems = [f"missing {name}" for name in wanted if name not in tensors]
     problems += [f"unexpected {name}" for name in tensors if name not in wanted]
@@ -110,13 +116,19 @@ def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], *, source: st
     if problems:
         more = f" and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
         raise ValueError(f"{source} does not fit {type(model).__name__}: {'; '.join(problems[:_LISTED])}{more}")
+
+
+def load_strictly(model: nn.Module, tensors: Mapping[str, Tensor], *, source: str) -> None:
+    """Load a state dict that must fit (`require_fit`); where it has one dtype, the model takes it."""
+    require_fit(model, tensors, source=source)
     kinds = {tensor.dtype for tensor in tensors.values()}
     if len(kinds) == 1:
         model.to(kinds.pop())
     model.load_state_dict(dict(tensors), strict=True)
 
 
-def _build(description: Any, path: Path) -> VisionTransformer:
+def _read_description(description: Any, path: Path) -> tuple[ViTConfig, str]:
+    """The configuration and the name of the model that `config.json` describes."""
     if not isinstance(description, dict) or description.get("format") != FORMAT:
         raise ValueError(f"{path} is no {FORMAT} configuration: its 'format' must be {FORMAT!r}")
     version = description.get("format_version")
@@ -128,9 +140,4 @@ def _build(description: Any, path: Path) -> VisionTransformer:
     config = description.get("config")
     if not isinstance(config, dict):
         raise ValueError(f"{path} must hold 'config', an object; got {type(config).__name__}")
-    with torch.random.fork_rng(
-        devices=()
-    ):  # the initial weights are overwritten: leave the caller's generator alone
-        return VisionTransformer(
-            from_mapping(ViTConfig, config, what=str(path)), name=str(description.get("name", ""))
-        )
+    return from_mapping(ViTConfig, config, what=str(path)), str(description.get("name", ""))
