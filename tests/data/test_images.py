@@ -92,6 +92,7 @@ def test_parquet_gives_pixels_labels_names_and_ids(tmp_path):
     assert data.labels.tolist() == [0, 1, 1, 0, 1]
     assert data.class_names == ["cat", "dog"]
     assert data.sample_ids == [f"pets/{row}" for row in range(5)]
+    assert data.split == "pets"
     assert load_data(str(tmp_path / "pets.parquet"), limit=3).sample_ids == data.sample_ids[:3]
     assert load_data(str(tmp_path / "pets.parquet"), in_chans=1).images.shape == (5, 1, 4, 4)
 
@@ -99,6 +100,9 @@ def test_parquet_gives_pixels_labels_names_and_ids(tmp_path):
 def test_without_metadata_classes_are_called_by_their_index(tmp_path):
     path = write(tmp_path / "a.parquet", [png(0)] * 3, [0, 2, 1], features=None, label_type=pa.uint8())
     assert load_data(path, limit=1).class_names == ["0", "1", "2"]
+    path = write(tmp_path / "b.parquet", [png(0)] * 2, [0, 1_000_001], features=None, label_type=pa.int64())
+    with pytest.raises(ValueError, match=r"without class names must be at most 1000000; got 1000001"):
+        load_data(path)
 
 
 def test_a_folder_gives_the_files_of_the_split_in_order(tmp_path):

@@ -34,7 +34,7 @@ class ImageData:
 
     Args:
         name: what they were asked for by.
-        split: the split that was read.
+        split: the split that was read; of a single file, its stem.
         images: uint8 [n, channels, height, width].
         labels: int64 [n], indices into `class_names`.
         sample_ids: n distinct ids that do not depend on `limit` or on which images were skipped.
@@ -129,7 +129,7 @@ def load_data(
         name: "digits" (scikit-learn's 8x8 digits, splits train and test), "cifar10", "tiny_imagenet" (whose
             "test" is its val split where it has no test file), or a path to a `.parquet` file or a folder of
             them, in the Hugging Face image convention: `image` struct{bytes, path} and `label`.
-        split: which part; of a folder the files named for it; a single file is taken whole.
+        split: which part; of a folder the files named for it; a single file is taken whole and called by its stem.
         limit: only the first so many rows, at least 1.
         image_size: resize the shorter edge (bicubic) and crop the centre to this many pixels; without it all
             images must have one size.

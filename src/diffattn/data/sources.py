@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 SPLITS = ("train", "val", "validation", "test")
 BATCH_ROWS = 256
+MAX_LABEL = 1_000_000
 
 
 class Source(NamedTuple):
@@ -74,14 +75,15 @@ def find_registered(name: str, split: str, root: str | Path | None, *, aliases: 
 def find_path(path: Path, split: str) -> Source:
     """A `.parquet` file, or those of a folder that belong to `split`.
 
-    A file is one split, whatever `split` is called. In a folder, and in its subfolder `data`, the files of a
-    split are `{split}.parquet` and `{split}-*.parquet`; where no file is named for any split, all are read.
+    A file is one split, called by the file's stem whatever `split` is. In a folder, and in its
+    subfolder `data`, the files of a split are `{split}.parquet` and `{split}-*.parquet`; where no file is named
+    for any split, all are read.
 
     Raises:
         ValueError: if there is no such file or folder, or no file of that split in it.
     """
     if path.is_file():
-        return Source(str(path), split, path.stem, (path,))
+        return Source(str(path), path.stem, path.stem, (path,))
     if not path.is_dir():
         raise ValueError(f"there is no data at {path}")
     files = sorted([*path.glob("*.parquet"), *path.glob("data/*.parquet")])
@@ -105,7 +107,8 @@ def read_class_names(source: Source) -> list[str]:
 
     Raises:
         ValueError: if a file is no Parquet file, has no `image` or `label` column of the convention's type, a
-            label is missing, negative or beyond the names, the files disagree, or there are no rows.
+            label is missing, negative, beyond the names or, without names, above 1000000, the files disagree,
+            or there are no rows.
     """
     named: list[list[str] | None] = []
     highest, rows = -1, 0
@@ -119,6 +122,10 @@ def read_class_names(source: Source) -> list[str]:
         raise ValueError(f"data {source.name!r} is empty: {_listed(source.files)} holds no rows")
     if any(names != named[0] for names in named):
         raise ValueError(f"data {source.name!r}: {_listed(source.files)} do not have the same class names")
+    if named[0] is None and highest > MAX_LABEL:
+        raise ValueError(
+            f"labels of {source.name!r} without class names must be at most {MAX_LABEL}; got {highest}"
+        )
     names = named[0] if named[0] is not None else [str(index) for index in range(highest + 1)]
     if highest >= len(names):
         raise ValueError(f"labels must be below the {len(names)} class names of {source.name!r}; got {highest}")
