@@ -312,3 +312,9 @@ def test_a_browser_shows_it_quietly_and_without_sideways_scrolling(browser, tmp_
         assert wide <= fits == width
         assert (broken, empty) == (0, 0)
         assert focused == "A"
+
+
+@pytest.mark.parametrize("name", [r"$\bad{$", "costs $5 and $6", r"\$", "_hidden"])
+def test_a_name_that_looks_like_mathematics_is_drawn_as_it_stands(name):
+    record = make_record(name, differential=True)
+    assert len(render_report([make_record("vit"), record])) > 10_000

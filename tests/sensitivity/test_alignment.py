@@ -94,3 +94,14 @@ def test_errors_are_those_of_repeated_draws():
     found = figures(drawn, weight, frozen=True)
     for name in ("norm_1", "norm_combined", "rho", "lambda_rho", "cos_theta", "amplification"):
         assert found[f"{name}_se"].mean() == pytest.approx(found[name].std().item(), rel=0.12), name
+
+
+def test_tiny_gradients_do_not_vanish_in_their_products():
+    """1e-25 squared is 0 in float32: the products are taken in float64."""
+    generator = torch.Generator().manual_seed(0)
+    maps = [torch.randn(1, 1, 1, 6, generator=generator) * 1e-25 for _ in range(2)]
+    found = products(maps, [maps[0], -0.8 * maps[1]], maps[0] - 0.8 * maps[1])
+    large = [one * 1e25 for one in maps]
+    expected = products(large, [large[0], -0.8 * large[1]], large[0] - 0.8 * large[1])
+    assert found.abs().max() > 0
+    torch.testing.assert_close(found * 1e50, expected, rtol=1e-5, atol=1e-12)

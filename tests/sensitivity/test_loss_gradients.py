@@ -50,3 +50,17 @@ def test_two_token_loss_gradient_closed_form(name):
             assert row["cos_theta"] == pytest.approx(cosine, rel=EXACT)
         total = sum(w * one for w, one in zip(weights, gradients, strict=True))
         assert row["norm_combined"] == pytest.approx(np.linalg.norm(total), rel=EXACT)
+
+
+def test_a_confident_samples_gradient_is_that_of_float64():
+    """With the true logit far above, float32 cross-entropy loses the true class's gradient; the figures do not."""
+    from diffattn.models.zoo import create_model
+
+    model = create_model("diffvit_micro_patch2_8", depth=1, lambda_init=0.8, seed=0).eval()
+    with torch.no_grad():
+        model.head.bias[3] += 30.0
+    images, labels = torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.tensor([3, 3])
+    single = measure_sensitivity(model, images, labels, readings=["loss"])
+    double = measure_sensitivity(model.double(), images.double(), labels, readings=["loss"])
+    np.testing.assert_allclose(single["norm_combined"].to_numpy(), double["norm_combined"].to_numpy(), rtol=1e-3)
+    np.testing.assert_allclose(single["cos_theta"].to_numpy(), double["cos_theta"].to_numpy(), atol=1e-3)

@@ -190,7 +190,7 @@ def _draw(lines: Sequence[Points], *, title: str) -> tuple[Figure, Axes]:
                 elinewidth=1.3,
             )
         )
-    figure.legend(handles, [one.label for one in lines], loc="outside lower center", ncols=columns)
+    figure.legend(handles, [literal(one.label) for one in lines], loc="outside lower center", ncols=columns)
     return figure, axes
 
 
@@ -252,4 +252,4 @@ def _percent(one: Measured) -> Measured | None:
 
 
 def _name(name: str) -> str:
-    return literal(shorten(name, _LONGEST_NAME))
+    return shorten(name, _LONGEST_NAME)

@@ -141,7 +141,7 @@ def figures(drawn: Tensor, weight: Weight | None, *, frozen: bool) -> dict[str, 
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(dim=-1, dtype=torch.float64)
+    return (a.double() * b.double()).sum(dim=-1)
 
 
 def _norm(x: Tensor) -> tuple[Tensor, Tensor]:

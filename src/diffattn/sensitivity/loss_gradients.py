@@ -70,7 +70,8 @@ def loss_products(
         with record(model, names) as tape:
             logits = model(pixels)
         check_logits(logits, batch=len(images))
-        loss = F.cross_entropy(logits, labels, reduction="sum")
+        # In float64: a confident sample's gradient in its true class is a difference that float32 loses.
+        loss = F.cross_entropy(logits.double(), labels, reduction="sum")
         outputs = [tape.outputs[name] for name in names]
         cotangents = torch.autograd.grad(loss, outputs, retain_graph=True)
         for point, cotangent in zip(points, cotangents, strict=True):
