@@ -148,3 +148,8 @@ def test_steps_ascend_steepest():
     assert Linf(1).step(gradient).flatten(1).tolist() == [[1, -1], [0, 0], [1, -1]]
     expected = torch.tensor([[0.6, -0.8], [0, 0], [0.6, -0.8]])
     torch.testing.assert_close(L2(1).step(gradient).flatten(1), expected)
+
+
+def test_an_l2_budget_that_would_overflow_is_refused():
+    with pytest.raises(ValueError, match="eps must be at most 1e\\+06 for L2, in pixel units; got 1e"):
+        L2(1e308)

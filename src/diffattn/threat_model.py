@@ -52,6 +52,8 @@ class Threat(Protocol):
         ...
 
 
+LARGEST_L2 = 1e6
+
 THREATS: Registry[type[Threat]] = Registry("norm")
 
 
@@ -120,10 +122,10 @@ class L2:
     """The image may move by at most eps in Euclidean distance: ||x - c||_2 <= eps, with x in [0, 1].
 
     Args:
-        eps: budget in pixel units, at least 0, without an upper limit: text such as "0.5" or a number.
+        eps: budget in pixel units, in [0, 1e6], which no image needs: text such as "0.5" or a number.
 
     Raises:
-        ValueError: if eps is no number or negative.
+        ValueError: if eps is no number, negative or above 1e6.
     """
 
     name: ClassVar[str] = "L2"
@@ -132,6 +134,8 @@ class L2:
 
     def __init__(self, eps: str | float | Fraction) -> None:
         exact = parse_eps(eps)
+        if exact > LARGEST_L2:
+            raise ValueError(f"eps must be at most {LARGEST_L2:g} for L2, in pixel units; got {shown(eps)}")
         object.__setattr__(self, "eps", float(exact))
         object.__setattr__(self, "label", format_eps(exact))
 

@@ -264,3 +264,12 @@ def test_a_file_that_is_too_large_is_not_read(directory, monkeypatch):
 def test_neither_the_record_nor_the_report_imports_torch():
     script = "import sys, diffattn.audit.record, diffattn.report.html; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["history.jsonl", "examples.safetensors", "sensitivity.parquet"])
+def test_a_folder_in_a_files_place_is_refused(tmp_path, name):
+    write_record(tmp_path, make_record("vit"))
+    (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=f"{name} must be a file"):
+        read_record(tmp_path)

@@ -281,3 +281,18 @@ class Hidden(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         first = x[:, 0, 0] + 0.1 * x[:, 0, 0] ** 2
         return torch.stack([first, 5.0 * (x[:, 0, 1] - 0.3).relu()], dim=1)
+
+
+def test_what_cannot_be_measured_is_refused():
+    from diffattn.models.attention import SoftmaxAttention
+    from diffattn.models.zoo import create_model
+    from diffattn.sensitivity import measure_sensitivity
+
+    with torch.inference_mode():
+        layer, model = SoftmaxAttention(8, 2).eval(), create_model("vit_micro_patch2_8").eval()
+    with pytest.raises(ValueError, match="the layer's parameters must be normal tensors; got inference tensors"):
+        lipschitz_estimate(layer, torch.randn(1, 3, 8))
+    with pytest.raises(ValueError, match="the model's parameters must be normal tensors; got inference tensors"):
+        measure_sensitivity(model, torch.rand(1, 1, 8, 8), torch.tensor([0]))
+    with pytest.raises(ValueError, match="max_iterations must be at most 4096.*got 100000"):
+        lipschitz_estimate(SoftmaxAttention(8, 2).eval(), torch.randn(1, 3, 8), max_iterations=100000)

@@ -167,6 +167,8 @@ def _findings(plain: Any, path: Path) -> Findings:
 
 
 def _check_size(path: Path) -> None:
+    if not path.is_file():
+        raise ValueError(f"{path} must be a file; it is something else, such as a folder")
     size, largest = path.stat().st_size, _LARGEST_FILE[path.name]
     if size > largest:
         raise ValueError(f"{path} must be at most {largest} bytes; it has {size}")

@@ -40,12 +40,17 @@ class LayerPoint:
     branches: Branches
 
 
-def check_deterministic(module: nn.Module, *, name: str = "model") -> None:
-    """Raise if a part in training mode makes the output random or dependent on batch-mates.
+def check_measurable(module: nn.Module, *, name: str = "model") -> None:
+    """Raise if a part in training mode makes the output random, or the module cannot be differentiated.
 
     Raises:
-        ValueError: naming the part; `eval()` cures it.
+        ValueError: naming the part in training mode; or if the parameters or buffers are inference tensors.
     """
+    if any(tensor.is_inference() for tensor in (*module.parameters(), *module.buffers())):
+        raise ValueError(
+            f"the {name}'s parameters must be normal tensors; got inference tensors: "
+            f"build or load the {name} outside torch.inference_mode()"
+        )
     for path, part in module.named_modules():
         if not part.training:
             continue

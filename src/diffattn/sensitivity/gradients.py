@@ -16,7 +16,7 @@ from diffattn.sensitivity.evaluation import (
     LayerPoint,
     at_input,
     at_pixels,
-    check_deterministic,
+    check_measurable,
     weight_readings,
 )
 from diffattn.sensitivity.jacobians import jacobian_products
@@ -143,7 +143,7 @@ def measure_sensitivity(
     """
     check_images(images)
     check_labels(labels, batch=len(images))
-    check_deterministic(model)
+    check_measurable(model)
     resolve_probes(probes, 1)
     require_positive_integer("batch_size", batch_size)
     require(isinstance(seed, int) and not isinstance(seed, bool), f"seed must be an integer; got {seed!r}")

@@ -13,9 +13,10 @@ from diffattn.models.adapters import adapt
 from diffattn.seeding import keyed_normal
 from diffattn.sensitivity.ball import largest_ratio
 from diffattn.sensitivity.bidiagonalisation import Product, SingularTriplets, largest_singular_values
-from diffattn.sensitivity.evaluation import check_deterministic
+from diffattn.sensitivity.evaluation import check_measurable
 
 OF = ("output", "map")
+MOST_ITERATIONS = 4096
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,7 @@ def lipschitz_estimate(
         radius: of the ball, above 0, in the norm of one sample's tokens; None for the point.
         rtol: relative residual at which the singular value counts as found, once it has stopped growing; in
             (0, 0.5]. The value's own error is most often far smaller. In float32 about 1e-5 is the least.
-        max_iterations: largest number of bidiagonalisation steps.
+        max_iterations: largest number of bidiagonalisation steps, in 1..4096.
         seed: with `sample_ids` keys the random starts.
         attn_mask: passed to the layer.
         sample_ids: [batch]; 0..batch-1 unless given.
@@ -128,6 +129,10 @@ def lipschitz_estimate_details(
     _check(layer, tokens, of, sample_ids)
     require_number("rtol", rtol, high=0.5, open_low=True)
     require_positive_integer("max_iterations", max_iterations)
+    require(
+        max_iterations <= MOST_ITERATIONS,
+        f"max_iterations must be at most {MOST_ITERATIONS}, each keeping two vectors; got {max_iterations}",
+    )
     if radius is not None:
         require_number("radius", radius, open_low=True)
     ids = list(range(len(tokens))) if sample_ids is None else list(sample_ids)
@@ -176,7 +181,7 @@ def _check(layer: nn.Module, tokens: Tensor, of: str, sample_ids: Sequence[int |
         sample_ids is None or len(sample_ids) == len(tokens),
         f"sample_ids must be {len(tokens)} ids, one a sample; got {0 if sample_ids is None else len(sample_ids)}",
     )
-    check_deterministic(layer, name="layer")
+    check_measurable(layer, name="layer")
 
 
 def _function(layer: nn.Module, of: str, attn_mask: Tensor | None) -> Callable[[Tensor], Tensor]:
