@@ -88,3 +88,11 @@ def test_cross_entropy_saturates_where_margin_does_not():
     (gradient,) = torch.autograd.grad(LOSSES["margin"](logits, torch.tensor([1, 0]), None).sum(), logits)
     assert gradient.abs().sum() == 4
     assert math.isfinite(float(gradient.sum()))
+
+
+def test_cross_entropy_keeps_the_true_classs_gradient_of_a_confident_sample():
+    """At logits (20, 0, 0) the gradient is p_j off the class and minus their sum in it; float32 alone gives 0."""
+    logits = torch.tensor([[20.0, 0.0, 0.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(LOSSES["cross_entropy"](logits, torch.tensor([0]), None).sum(), logits)
+    p = math.exp(-20) / (1 + 2 * math.exp(-20))
+    torch.testing.assert_close(gradient, torch.tensor([[-2 * p, p, p]]), rtol=1e-5, atol=0)

@@ -27,11 +27,12 @@ MIN_CLASSES = {"dlr": (3, 4)}
 def cross_entropy(logits: Tensor, labels: Tensor, targets: Tensor | None = None) -> Tensor:
     """-log p_y, or log p_t where targets are given, with p = softmax(z).
 
-    Its gradient is exactly 0 where softmax saturates (z times 1000), so it cannot be trusted there.
+    It is taken in float64: where z_y is more than about 16 above the rest, float32 loses the gradient in z_y. Its
+    gradient is exactly 0 where softmax saturates (z times 1000), so it cannot be trusted there.
     """
-    if targets is None:
-        return functional.cross_entropy(logits, labels, reduction="none")
-    return -functional.cross_entropy(logits, targets, reduction="none")
+    goal = labels if targets is None else targets
+    loss = functional.cross_entropy(logits.double(), goal, reduction="none").to(logits.dtype)
+    return loss if targets is None else -loss
 
 
 @LOSSES.register("margin")
